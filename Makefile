@@ -1,0 +1,27 @@
+# Each target is one line that calls tools/ or a standard program. `make` alone lists them.
+PYTHON ?= python3
+PY = .venv/bin/python
+CHAPTERS ?=
+
+.PHONY: help book test check serve execute weave bench
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+book: .venv/book ## the site, in _build/html; sets up what it needs
+	@$(PY) -m tools.build
+test: .venv/test ## every check; sets up what it needs
+	@$(PY) -m pytest tests
+check: .venv/test ## the same without running the chapters, for while you work
+	@$(PY) -m pytest tests -m "not chapters"
+serve: book      ## the site on http://localhost:8000
+	@$(PY) -m http.server --bind localhost --directory _build/html 8000
+execute: .venv/test ## run chapters and store their outputs (CHAPTERS="02 03" for some)
+	@$(PY) -m tools.execute $(CHAPTERS)
+weave: .venv/test ## recap cells, figure cells, transformer.py and addresses
+	@$(PY) -m tools.weave && $(PY) -m tools.address
+bench: .venv/test ## our layers against PyTorch's, as ratios in one run
+	@$(PY) -m tools.bench
+
+.venv/book: requirements-book.txt constraints.txt tools/environment.sh
+	@PYTHON=$(PYTHON) sh tools/environment.sh requirements-book.txt && touch $@
+.venv/test: requirements.txt requirements-book.txt constraints.txt tools/environment.sh
+	@PYTHON=$(PYTHON) sh tools/environment.sh requirements.txt && touch $@

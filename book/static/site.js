@@ -1,0 +1,48 @@
+// What the theme and the widgets leave out: names for sliders, keyboard scrolling, icons that stay buttons.
+(function () {
+  "use strict";
+
+  // The theme turns <i> icons into pictures; nested inside the <i>, they leave a widget's play button working.
+  window.FontAwesomeConfig = Object.assign({ autoReplaceSvg: "nest" }, window.FontAwesomeConfig);
+
+  function set(element, name, value) {
+    if (value && element.getAttribute(name) !== value) element.setAttribute(name, value);
+  }
+
+  function nameSliders() {
+    document.querySelectorAll(".noUi-handle").forEach(function (handle) {
+      var row = handle.closest(".widget-inline-hbox");
+      var label = row && row.querySelector(".widget-label");
+      var readout = row && row.querySelector(".widget-readout");
+      set(handle, "aria-label", label && label.textContent);
+      set(handle, "aria-valuetext", readout && readout.textContent);
+    });
+    var names = { play: "Play", pause: "Pause", stop: "Stop", retweet: "Repeat" };
+    document.querySelectorAll(".jupyter-button").forEach(function (button) {
+      var icon = button.querySelector("i, svg");
+      var found = icon && Object.keys(names).find(function (name) {
+        return icon.classList.contains("fa-" + name);
+      });
+      if (found && !button.textContent.trim()) set(button, "aria-label", names[found]);
+    });
+  }
+
+  // Whatever scrolls sideways can be scrolled from the keyboard.
+  function reachScrollers() {
+    document.querySelectorAll("pre, .cell_output, .cell_output .widget-html-content, .bd-article table, " +
+        ".pst-scrollable-table-container, mjx-container[display]").forEach(function (element) {
+      if (element.scrollWidth > element.clientWidth) set(element, "tabindex", "0");
+    });
+  }
+
+  function start() {
+    nameSliders();
+    reachScrollers();
+    new MutationObserver(nameSliders).observe(document.querySelector("main") || document.body,
+      { childList: true, subtree: true, characterData: true });
+    window.addEventListener("load", function () { setTimeout(reachScrollers, 300); });
+    window.addEventListener("resize", reachScrollers);
+  }
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
+})();

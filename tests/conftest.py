@@ -1,0 +1,28 @@
+"""What tests share: small books made for the purpose."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+
+def markdown(source: str, **metadata):
+    return new_markdown_cell(source, metadata=metadata)
+
+
+def code(source: str, *tags: str, **fields):
+    return new_code_cell(source, metadata={"tags": list(tags)} if tags else {}, **fields)
+
+
+@pytest.fixture
+def book(tmp_path: Path):
+    """A function that writes chapters from lists of cells: book(**{"01_one": [cells]}) -> the folder."""
+    def make(**cells_of) -> Path:
+        for name, cells in cells_of.items():
+            notebook = new_notebook(cells=cells)
+            for i, cell in enumerate(notebook.cells):
+                cell.id = f"cell-{i}"
+            nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+        return tmp_path
+    return make

@@ -102,6 +102,7 @@ def explore(draw, *, play=None, **choices):
         result = draw(**dict(zip(choices, combination)))
         figure, alt = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(figure, Figure) or not isinstance(alt, str) or not alt.strip():
+            plt.close(figure if isinstance(figure, Figure) else None)
             raise ValueError(f"draw must return a figure and its alt text, got {result!r}")
         width, height = (round(100 * inches) for inches in figure.get_size_inches())
         pictures.append(picture(figure, dpi=120))

@@ -26,3 +26,13 @@ def book(tmp_path: Path):
             nbformat.write(notebook, tmp_path / f"{name}.ipynb")
         return tmp_path
     return make
+
+
+MEASURED: list[str] = []  # a line for each chapter, printed at the end
+
+
+def pytest_terminal_summary(terminalreporter):
+    if MEASURED:
+        terminalreporter.section("chapters")
+        for line in MEASURED:
+            terminalreporter.write_line(line)

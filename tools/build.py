@@ -3,14 +3,15 @@
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 from tools.notebooks import ROOT, ToolError, command
 from tools.vendor import vendor
 
 
-def build(source=ROOT, quiet: bool = True) -> str:
+def build(source: Path = ROOT) -> str:
     """Build the site of `source`; returns what Jupyter Book said. Raises ToolError with its warnings."""
-    done = subprocess.run([sys.executable, "-m", "jupyter_book", "build", str(source), "--all", "-W", "--keep-going"],
+    done = subprocess.run([str(Path(sys.executable).with_name("jupyter-book")), "build", str(source), "--all", "-W", "--keep-going"],
                           cwd=ROOT, capture_output=True, text=True)
     said = done.stdout + done.stderr
     if done.returncode:

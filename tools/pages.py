@@ -31,6 +31,9 @@ def widget_pictures(path: Path) -> dict[str, tuple[str, str]]:
 
 
 def finish_page(app, pagename, templatename, context, doctree) -> None:
+    # Jupyter Book always loads sphinx-thebe, which we do not use and whose script declares a constant twice.
+    context["script_files"] = [script for script in context["script_files"]
+                               if "thebe" not in f"{script.filename} {script.attributes.get('body')}".lower()]
     if not context.get("body"):
         return
     to_root = "../" * pagename.count("/")

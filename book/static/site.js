@@ -27,6 +27,16 @@
     });
   }
 
+  // A name that hides the words one sees cannot be spoken to a voice control: the words are the better name.
+  function nameByWords() {
+    document.querySelectorAll("button[aria-label], a[aria-label], summary[aria-label]").forEach(function (element) {
+      var words = element.innerText.trim().replace(/\s+/g, " ").toLowerCase();
+      if (words && !element.getAttribute("aria-label").toLowerCase().includes(words)) {
+        element.removeAttribute("aria-label");
+      }
+    });
+  }
+
   // Whatever scrolls sideways can be scrolled from the keyboard.
   function reachScrollers() {
     document.querySelectorAll("pre, .cell_output, .cell_output .widget-html-content, .bd-article table, " +
@@ -37,10 +47,11 @@
 
   function start() {
     nameSliders();
+    nameByWords();
     reachScrollers();
     new MutationObserver(nameSliders).observe(document.querySelector("main") || document.body,
-      { childList: true, subtree: true, characterData: true });
-    window.addEventListener("load", function () { setTimeout(reachScrollers, 300); });
+      { childList: true, subtree: true, characterData: true, attributeFilter: ["class"] });
+    window.addEventListener("load", function () { setTimeout(reachScrollers, 300); nameByWords(); });
     window.addEventListener("resize", reachScrollers);
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

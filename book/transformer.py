@@ -1,0 +1,204 @@
+"""The Transformer of "Attention Is All You Need", as the chapters of Attention, Cell by Cell build it.
+
+Generated from the chapters' exported cells by `make weave`; do not edit. Needs torch and the standard library.
+MIT License.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+# From chapter 01, Why attention?
+
+def fit(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]],
+        updates: int, lr: float) -> list[float]:
+    """Train `model` with Adam for a number of updates; returns the losses.
+
+    batches: pairs (inputs, targets); model(inputs) gives logits
+    (..., classes), and targets (...) the right classes. The loss is the mean
+    cross-entropy in nats. lr: Adam's learning rate.
+    Raises ValueError if updates is below 1 or there are too few batches.
+    """
+    if updates < 1:
+        raise ValueError(f"updates must be at least 1, got {updates}")
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    losses = []
+    for inputs, targets in itertools.islice(batches, updates):
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if len(losses) < updates:
+        raise ValueError(f"batches must hold at least {updates} batches, "
+                         f"got {len(losses)}")
+    return losses
+
+
+# From chapter 02, Attention
+
+def check_mask(mask: Tensor, shape: torch.Size) -> None:
+    """Refuse a mask that does not fit scores of this shape, (..., T, S).
+
+    Raises ValueError unless the mask is boolean, has two axes or four, and
+    broadcasts to `shape`. Three axes would be ambiguous: batch, or heads?
+    """
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask must be boolean (True: may look), "
+                         f"got {mask.dtype}")
+    if mask.dim() not in (2, 4):
+        raise ValueError(f"mask must have two axes (T, S) or four "
+                         f"(B, H, T, S), got shape {tuple(mask.shape)}")
+    try:
+        fits = torch.broadcast_shapes(mask.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"mask must broadcast to {tuple(shape)}, "
+                         f"got shape {tuple(mask.shape)}")
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor,
+              mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scaled dot-product attention (Vaswani et al. 2017, 3.2.1, equation 1).
+
+    query: (..., T, d_k)    key: (..., S, d_k)    value: (..., S, d_v)
+    mask: boolean, True where a query may look at a key; (T, S), or four
+    axes that broadcast to the scores. None: everybody may look.
+
+    Returns the output (..., T, d_v) and the weights (..., T, S), whose rows
+    add up to 1. A query that may look at nothing gets 0.
+    Raises ValueError if shapes do not fit or the mask is not of this form.
+    """
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"query and key must have the same length d_k, got "
+                         f"{tuple(query.shape)} and {tuple(key.shape)}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key and value must have the same number S, got "
+                         f"{tuple(key.shape)} and {tuple(value.shape)}")
+    scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])
+    if mask is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        check_mask(mask, scores.shape)
+        lowest = torch.finfo(scores.dtype).min  # finite: no nan anywhere
+        weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
+        weights = weights.masked_fill(~mask, 0.0)  # also rows without a key
+    return weights @ value, weights
+
+
+# From chapter 03, Multi-head attention
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor,
+                    mask: Tensor | None = None, dropout: float = 0.0,
+                    is_causal: bool = False) -> Tensor:
+    """What `attention` gives, from one fused kernel, without the weights.
+
+    Shapes as in `attention`; `dropout` is the share of weights dropped.
+    is_causal (without mask, T = S only): no query sees a later key.
+    """
+    if mask is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=is_causal)
+    blind = ~mask.any(dim=-1, keepdim=True)  # may look at nothing
+    output = F.scaled_dot_product_attention(
+        query, key, value, mask | blind, dropout_p=dropout)
+    return output.masked_fill(blind, 0.0)
+
+
+class MultiHeadAttention(nn.Module):
+    """Heads of attention side by side, mixed by a linear layer (§3.2.2).
+
+    Each head has d_k numbers in queries and keys and d_v in values (None:
+    d_model // n_heads). `dropout` is the share of attention weights dropped
+    in training. ValueError for sizes or dropout that make no sense.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, *, d_k: int | None = None,
+                 d_v: int | None = None, dropout: float = 0.0,
+                 bias: bool = True):
+        super().__init__()
+        sizes = dict(d_model=d_model, n_heads=n_heads, d_k=d_k, d_v=d_v)
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        if None in (d_k, d_v) and d_model % n_heads:
+            raise ValueError(f"n_heads must divide d_model, got {sizes}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads
+        self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
+        self.query = nn.Linear(d_model, n_heads * d_k, bias)
+        self.key = nn.Linear(d_model, n_heads * d_k, bias)
+        self.value = nn.Linear(d_model, n_heads * d_v, bias)
+        self.output = nn.Linear(n_heads * d_v, d_model, bias)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.xavier_uniform_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None,
+                mask: Tensor | None = None, *, is_causal: bool = False,
+                need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """x (B, T, d_model) looks at memory (B, S, d_model); None: at x.
+
+        Returns output (B, T, d_model), weights (B, H, T, S) or None.
+        Raises ValueError for other shapes; masks are as in `attend`.
+        """
+        query = self.queries(x)
+        key, value = self.keys_values(x if memory is None else memory)
+        if len(key) != len(query):
+            raise ValueError(f"memory must have x's batch size {len(query)}, "
+                             f"got {len(key)}")
+        return self.attend(query, key, value, mask, is_causal=is_causal,
+                           need_weights=need_weights)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(B, T, d_model) -> (B, H, T, d_k)"""
+        return self._split(self.query, x, "x")
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, d_model) -> key (B, H, S, d_k), value (B, H, S, d_v)"""
+        return (self._split(self.key, memory, "memory"),
+                self._split(self.value, memory, "memory"))
+
+    def _split(self, layer, x, name):
+        if x.dim() != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"{name} must be (batch, length, d_model "
+                             f"{self.d_model}), got {tuple(x.shape)}")
+        # (B, T, H * d_k) -> (B, T, H, d_k) -> (B, H, T, d_k)
+        return layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor,
+               mask: Tensor | None = None, *, is_causal: bool = False,
+               need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+        """From split heads to output (B, T, d_model), weights or None.
+
+        mask: boolean, True = may look, two or four axes that broadcast to
+        (B, H, T, S), else ValueError. is_causal: no query sees later keys;
+        the last one sees all. Who may look at nothing gets output's bias.
+        """
+        T, S = query.shape[-2], key.shape[-2]
+        if mask is not None:
+            check_mask(mask, torch.Size((*query.shape[:-1], S)))
+        if is_causal and (need_weights or mask is not None or T != S):
+            past = torch.ones(T, S, dtype=torch.bool, device=query.device)
+            past = past.tril(S - T)  # the kernel would align at the start
+            mask, is_causal = past if mask is None else mask & past, False
+        dropout = self.dropout if self.training else 0.0
+        if need_weights:
+            heads, weights = attention(query, key, value, mask)
+            if dropout:
+                heads = F.dropout(weights, dropout) @ value
+        else:
+            heads, weights = fused_attention(
+                query, key, value, mask, dropout, is_causal), None
+        # (B, H, T, d_v) -> (B, T, H, d_v) -> (B, T, H * d_v)
+        return self.output(heads.transpose(1, 2).flatten(2)), weights

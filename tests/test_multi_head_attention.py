@@ -1,0 +1,172 @@
+"""MultiHeadAttention (chapter 03): equal to PyTorch's, one result on both paths, and what wrong input is told."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from book.transformer import MultiHeadAttention, attention
+
+
+def numbers(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def layer(*sizes, dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    made = MultiHeadAttention(*sizes, **options).to(dtype)
+    if made.output.bias is not None:
+        for linear in (made.query, made.key, made.value, made.output):
+            nn.init.normal_(linear.bias)
+    return made
+
+
+def copy_of(ours: MultiHeadAttention, heads: int) -> nn.MultiheadAttention:
+    """PyTorch's layer with our weights."""
+    bias = ours.output.bias is not None
+    theirs = nn.MultiheadAttention(ours.output.out_features, heads, bias=bias, batch_first=True).to(ours.output.weight.dtype)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
+        theirs.out_proj.weight.copy_(ours.output.weight)
+        if bias:
+            theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+            theirs.out_proj.bias.copy_(ours.output.bias)
+    return theirs
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("bias, cross, masked, need_weights", itertools.product([True, False], repeat=4))
+def test_outputs_weights_and_gradients_equal_pytorchs(dtype, tolerance, bias, cross, masked, need_weights):
+    ours = layer(12, 3, bias=bias, dtype=dtype)
+    theirs = copy_of(ours, 3)
+    x = numbers(2, 5, 12, dtype=dtype).requires_grad_()
+    memory = numbers(2, 7, 12, dtype=dtype).requires_grad_() if cross else x
+    mask = (torch.arange(memory.shape[1]) <= torch.arange(5)[:, None]) if masked else None
+    output, weights = ours(x, memory if cross else None, mask, need_weights=need_weights)
+    expected, expected_weights = theirs(x, memory, memory, attn_mask=None if mask is None else ~mask,  # True there: drop
+                                        need_weights=True, average_attn_weights=False)
+    assert torch.allclose(output, expected, atol=tolerance)
+    assert (weights is None) != need_weights
+    if need_weights:
+        assert torch.allclose(weights, expected_weights, atol=tolerance)
+    ours_of = torch.autograd.grad(output.square().mean(), [x, *ours.parameters()])
+    theirs_of = torch.autograd.grad(expected.square().mean(), [x, theirs.in_proj_weight, *(
+        [theirs.in_proj_bias] if bias else []), *theirs.out_proj.parameters()])
+    named = dict(zip(["x", *dict(ours.named_parameters())], ours_of))
+    packed = [named["x"], torch.cat([named[f"{n}.weight"] for n in ("query", "key", "value")])]
+    packed += [torch.cat([named[f"{n}.bias"] for n in ("query", "key", "value")])] if bias else []
+    packed += [named["output.weight"]] + ([named["output.bias"]] if bias else [])
+    for mine, theirs_ in zip(packed, theirs_of):
+        assert torch.allclose(mine, theirs_, atol=tolerance * theirs_.abs().max().clamp(min=1).item())
+
+
+def test_each_head_sees_its_own_slice_and_merging_keeps_them_apart():
+    """A loop over heads; a merge without the transpose has the same shapes and fails here."""
+    ours, x = layer(12, 3), numbers(2, 5, 12)
+    heads = [attention(*(linear(x)[..., 4 * h:4 * h + 4] for linear in (ours.query, ours.key, ours.value)))[0]
+             for h in range(3)]
+    assert torch.allclose(ours(x)[0], ours.output(torch.cat(heads, dim=-1)), atol=1e-6)
+
+
+MASKS = [None, "rows", "keys", "nothing", "causal", "per head"]
+
+
+def make_mask(kind, T, S):
+    generator = torch.Generator().manual_seed(T * S)
+    return {None: None, "rows": torch.rand(T, S, generator=generator) > 0.5,
+            "keys": torch.rand(2, 1, 1, S, generator=generator) > 0.5, "nothing": torch.zeros(T, S, dtype=torch.bool),
+            "causal": torch.ones(T, S, dtype=torch.bool).tril(S - T),
+            "per head": torch.rand(2, 3, T, S, generator=generator) > 0.5}[kind]
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("T, S, is_causal", [(4, 4, False), (4, 4, True), (2, 5, True), (5, 2, True), (1, 6, True)])
+@pytest.mark.parametrize("sizes", [{}, {"d_k": 3, "d_v": 5}])
+def test_the_fused_and_the_explicit_path_agree_also_on_empty_rows(kind, T, S, is_causal, sizes):
+    ours = layer(12, 3, **sizes)
+    mask, results = make_mask(kind, T, S), []
+    for need_weights in (False, True):
+        x, memory = numbers(2, T, 12).requires_grad_(), numbers(2, S, 12).requires_grad_()
+        output, weights = ours(x, memory, mask, is_causal=is_causal, need_weights=need_weights)
+        gradients = torch.autograd.grad(output.sin().sum(), [x, memory])
+        results.append([output, *gradients])
+    for fused, explicit in zip(*results):
+        assert fused.isfinite().all() and torch.allclose(fused, explicit, atol=1e-5)
+    allowed = torch.ones(2, 3, T, S, dtype=torch.bool) if mask is None else mask.expand(2, 3, T, S)
+    if is_causal:  # aligned at the end: the last query sees every key
+        allowed = allowed & torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    assert weights.shape == (2, 3, T, S) and (weights[~allowed] == 0).all()
+    blind = ~allowed.any(dim=-1).any(dim=1)
+    assert torch.allclose(output[blind], ours.output.bias.expand_as(output[blind]), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_low_precision_stays_finite_with_empty_rows(dtype, need_weights):
+    ours, x = layer(12, 3, dtype=dtype), numbers(2, 4, 12, dtype=dtype).requires_grad_()
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask[1] = False
+    output, _ = ours(x, mask=mask, need_weights=need_weights)
+    output.sum().backward()
+    assert output.isfinite().all() and x.grad.isfinite().all()
+
+
+def test_the_future_does_not_change_the_past():
+    ours, x = layer(12, 3), numbers(1, 6, 12)
+    other = x.clone()
+    other[:, 4] += 1
+    before, after = ours(x, is_causal=True)[0], ours(other, is_causal=True)[0]
+    assert torch.equal(before[:, :4], after[:, :4]) and not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_the_steps_compose_to_the_whole():
+    ours, x = layer(12, 3), numbers(2, 5, 12)
+    assert torch.equal(ours(x)[0], ours.attend(ours.queries(x), *ours.keys_values(x))[0])
+    assert ours.queries(x).shape == (2, 3, 5, 4)
+
+
+def test_the_number_of_heads_does_not_change_the_number_of_parameters():
+    counts = {sum(p.numel() for p in MultiHeadAttention(24, heads).parameters()) for heads in (1, 2, 3, 8)}
+    assert counts == {4 * (24 * 24 + 24)}
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_drops_weights_in_training_only_and_keeps_the_mean(need_weights):
+    ours, x = layer(12, 3, dropout=0.5), numbers(1, 4, 12)
+    with torch.no_grad():
+        ours.eval()
+        exact = ours(x, need_weights=need_weights)[0]
+        assert torch.equal(exact, ours(x, need_weights=need_weights)[0])
+        ours.train()
+        runs = torch.stack([ours(x, need_weights=need_weights)[0] for _ in range(4000)])
+    assert runs.std(dim=0).min() > 0.01
+    assert (runs.mean(dim=0) - exact).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("arguments, options, message", [
+    ((10, 3), {}, "d_model 10 and n_heads 3"), ((10, 3), {"d_k": 2}, "divisible by n_heads"),
+    ((0, 1), {}, "d_model must be at least 1, got 0"), ((8, 0), {}, "n_heads must be at least 1, got 0"),
+    ((8, 2), {"d_v": -1}, "d_v must be at least 1, got -1"), ((8, 2), {"dropout": 1.0}, r"dropout must .* got 1.0")])
+def test_wrong_sizes_are_named(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention(*arguments, **options)
+
+
+@pytest.mark.parametrize("shapes, message", [
+    (((5, 12),), r"x must be .*12\), got \(5, 12\)"), (((2, 5, 11),), r"x must be .*got \(2, 5, 11\)"),
+    (((2, 5, 12), (2, 5, 13)), r"memory must be .*got \(2, 5, 13\)"), (((2, 5, 12), (3, 5, 12)), "memory must have")])
+def test_inputs_that_do_not_fit_are_named(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        layer(12, 3)(*(numbers(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_mask_of_three_axes_is_refused_on_both_paths(need_weights):
+    with pytest.raises(ValueError, match="two axes"):
+        layer(12, 2)(numbers(2, 5, 12), mask=torch.ones(2, 5, 5, dtype=torch.bool), need_weights=need_weights)
+
+
+def test_a_layer_without_head_sizes_given_uses_an_equal_share():
+    ours = MultiHeadAttention(12, 2, d_k=7, d_v=3)
+    assert ours.query.out_features == 14 and ours.value.out_features == ours.output.in_features == 6

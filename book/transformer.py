@@ -124,13 +124,12 @@ class MultiHeadAttention(nn.Module):
                  d_v: int | None = None, dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        for name, size in (("d_model", d_model), ("n_heads", n_heads),
-                           ("d_k", d_k), ("d_v", d_v)):
+        sizes = dict(d_model=d_model, n_heads=n_heads, d_k=d_k, d_v=d_v)
+        for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if None in (d_k, d_v) and d_model % n_heads:
-            raise ValueError(f"d_model must be divisible by n_heads, got "
-                             f"d_model {d_model} and n_heads {n_heads}")
+            raise ValueError(f"n_heads must divide d_model, got {sizes}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads

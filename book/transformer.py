@@ -4,7 +4,6 @@ Generated from the chapters' exported cells by `make weave`; do not edit. Needs 
 MIT License.
 """
 
-import itertools
 import math
 from collections.abc import Iterable
 
@@ -17,27 +16,33 @@ from torch import Tensor, nn
 
 def fit(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]],
         updates: int, lr: float) -> list[float]:
-    """Train `model` with Adam for a number of updates; returns the losses.
+    """Train a model with Adam and cross-entropy; return each update's loss.
 
-    batches: pairs (inputs, targets); model(inputs) gives logits
-    (..., classes), and targets (...) the right classes. The loss is the mean
-    cross-entropy in nats. lr: Adam's learning rate.
-    Raises ValueError if updates is below 1 or there are too few batches.
+    model: maps inputs to scores before softmax, (..., classes)
+    batches: yields (inputs, targets); targets are class numbers, (...),
+        for example (B,) or (B, T); one batch is taken for each update
+    updates: how many    lr: Adam's learning rate
+    Returns the mean loss of each batch before its update, in nats.
+    Raises ValueError if updates < 1, if batches ends early, or if scores
+    and targets do not fit.
     """
     if updates < 1:
         raise ValueError(f"updates must be at least 1, got {updates}")
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    losses = []
-    for inputs, targets in itertools.islice(batches, updates):
-        logits = model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+    model.train()
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=lr), []
+    for _, (inputs, targets) in zip(range(updates), batches):
+        scores = model(inputs)
+        if scores.shape[:-1] != targets.shape:
+            raise ValueError(f"targets must be {tuple(scores.shape[:-1])} to "
+                             f"fit the scores, got {tuple(targets.shape)}")
+        loss = F.cross_entropy(scores.flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     if len(losses) < updates:
-        raise ValueError(f"batches must hold at least {updates} batches, "
-                         f"got {len(losses)}")
+        raise ValueError(f"batches must yield at least {updates}, one for "
+                         f"each update, got {len(losses)}")
     return losses
 
 
@@ -124,12 +129,13 @@ class MultiHeadAttention(nn.Module):
                  d_v: int | None = None, dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        sizes = dict(d_model=d_model, n_heads=n_heads, d_k=d_k, d_v=d_v)
-        for name, size in sizes.items():
+        for name, size in (("d_model", d_model), ("n_heads", n_heads),
+                           ("d_k", d_k), ("d_v", d_v)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if None in (d_k, d_v) and d_model % n_heads:
-            raise ValueError(f"n_heads must divide d_model, got {sizes}")
+            raise ValueError(f"d_model must be divisible by n_heads, got "
+                             f"d_model {d_model} and n_heads {n_heads}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads

@@ -1,7 +1,10 @@
 """book/figures.py, on the ipywidgets installed and on 7.7.1, which Colab has (see test_colab_widgets)."""
 
 import base64
+import os
 import re
+import subprocess
+import sys
 
 import ipywidgets
 import matplotlib
@@ -11,6 +14,7 @@ import pytest
 matplotlib.use("agg")
 
 from book import figures  # noqa: E402
+from tools.notebooks import ROOT  # noqa: E402
 
 LINKED = hasattr(ipywidgets, "Stack")
 
@@ -162,3 +166,14 @@ def test_a_heat_map_has_queries_in_rows_and_keys_in_columns():
     with pytest.raises(ValueError, match=r"\(3 queries, 2 keys\), got \(2, 3\)"):
         figures.heatmap(np.zeros((2, 3)), ["a", "b", "c"], ["d", "e"])
     figures.plt.close("all")
+
+
+@pytest.mark.skipif(not LINKED, reason="this is the other environment")
+def test_colab_widgets():
+    """All of the above once more, with the ipywidgets 7.7.1 and the IPython 7.34 of Colab laid over this environment."""
+    overlay = ROOT / ".venv" / "colab"
+    assert (overlay / "ipywidgets").is_dir(), "make test installs tests/colab.txt into .venv/colab"
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(overlay)})
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "18 passed, 1 skipped" in done.stdout

@@ -37,6 +37,25 @@
     });
   }
 
+  // An icon in a button that has a name of its own says nothing more.
+  function quietIcons() {
+    document.querySelectorAll("button[aria-label] svg, button[aria-label] i").forEach(function (icon) {
+      var title = icon.querySelector("title");
+      if (title) title.remove();
+      icon.removeAttribute("aria-labelledby");
+      icon.setAttribute("aria-hidden", "true");
+    });
+  }
+
+  // The widgets ask for formulas in the way of MathJax 2; the page has MathJax 3.
+  function bridgeMathJax() {
+    if (window.MathJax && !window.MathJax.Hub) {
+      window.MathJax.Hub = {
+        Queue: function (call) { if (window.MathJax.typesetPromise) window.MathJax.typesetPromise([call[2]]); }
+      };
+    }
+  }
+
   // Whatever scrolls sideways can be scrolled from the keyboard.
   function reachScrollers() {
     document.querySelectorAll("pre, .cell_output, .cell_output .widget-html-content, .bd-article table, " +
@@ -46,12 +65,16 @@
   }
 
   function start() {
+    bridgeMathJax();
     nameSliders();
     nameByWords();
     reachScrollers();
     new MutationObserver(nameSliders).observe(document.querySelector("main") || document.body,
       { childList: true, subtree: true, characterData: true, attributeFilter: ["class"] });
-    window.addEventListener("load", function () { setTimeout(reachScrollers, 300); nameByWords(); });
+    window.addEventListener("load", function () {
+      setTimeout(reachScrollers, 300);
+      setTimeout(quietIcons, 300);
+      nameByWords(); });
     window.addEventListener("resize", reachScrollers);
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

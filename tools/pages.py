@@ -44,7 +44,8 @@ def finish_page(app, pagename, templatename, context, doctree) -> None:
 
 
 def configure(app, config) -> None:
-    """The 404 page is served for any address, so its links start at the site's root."""
+    """The cards name full addresses; the 404 page is served for any, so its links start at the site's root."""
+    config.ogp_site_url = config.html_baseurl
     config.notfound_urls_prefix = "/" + "/".join(config.html_baseurl.rstrip("/").split("/")[3:]) + "/"
 
 

@@ -1,14 +1,16 @@
-"""The book's figures: one style, the same colours everywhere, heat maps, and pictures with sliders."""
+"""The book's figures: one style, the same colours everywhere, heat maps, pictures with sliders; and its clock."""
 
 import base64
 import html
 import io
 import itertools
+import time
 
 import ipywidgets
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
+import torch
 from IPython.display import display
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -73,6 +75,28 @@ def heatmap(values, queries, keys, *, ax=None, signed=False, annotate=True, titl
     ax.tick_params(length=0)
     ax.tick_params(axis="y", rotation=0)
     return ax
+
+
+def clock(functions, *inputs, repeats=9):
+    """The median time in seconds that each function takes on the inputs.
+
+    They are called in turn, so that all meet the same moments of the machine, after one round to warm up; and on one
+    thread, since threads that wait for one another would be timed, too.
+    """
+    functions, threads = list(functions), torch.get_num_threads()
+    taken = [[] for _ in functions]
+    torch.set_num_threads(1)
+    try:
+        for _ in range(1 + repeats):
+            for function, times in zip(functions, taken):
+                begin = time.perf_counter()
+                function(*inputs)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                times.append(time.perf_counter() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    return [float(np.median(times[1:])) for times in taken]
 
 
 def explore(draw, *, play=None, **choices):

@@ -48,30 +48,43 @@ def fit(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]],
 
 # From chapter 02, Attention
 
-def check_mask(mask: Tensor, shape: torch.Size) -> None:
-    """Refuse a mask that does not fit scores of this shape, (..., T, S).
+def check_inputs(query: Tensor, key: Tensor, value: Tensor,
+                 mask: Tensor | None = None) -> None:
+    """Refuse inputs of attention that do not fit one another.
 
-    Raises ValueError unless the mask is boolean, has two axes or four, and
-    broadcasts to `shape`. Three axes would be ambiguous: batch, or heads?
+    Raises ValueError unless query and key have the same d_k, key and value
+    the same S, and all three the same axes before these; and a mask is
+    boolean, has two axes or four, and broadcasts to the scores (..., T, S).
+    (Three axes would be ambiguous: batch, or heads?)
     """
+    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    if shapes[0][-1] != shapes[1][-1]:
+        raise ValueError(f"query and key must have the same d_k, got shapes "
+                         f"{shapes[0]} and {shapes[1]}")
+    if shapes[1][-2] != shapes[2][-2]:
+        raise ValueError(f"key and value must have the same number S, got "
+                         f"shapes {shapes[1]} and {shapes[2]}")
+    if not shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]:
+        raise ValueError(f"query, key and value must have the same axes "
+                         f"before the last two, got shapes {shapes}")
+    if mask is None:
+        return
     if mask.dtype != torch.bool:
         raise ValueError(f"mask must be boolean (True: may look), "
                          f"got {mask.dtype}")
     if mask.dim() not in (2, 4):
         raise ValueError(f"mask must have two axes (T, S) or four "
                          f"(B, H, T, S), got shape {tuple(mask.shape)}")
-    try:
-        fits = torch.broadcast_shapes(mask.shape, shape) == shape
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ValueError(f"mask must broadcast to {tuple(shape)}, "
+    scores = (*shapes[0][:-1], shapes[1][-2])  # (..., T, S)
+    pairs = zip(reversed(mask.shape), reversed(scores))
+    if mask.dim() > len(scores) or any(m not in (1, n) for m, n in pairs):
+        raise ValueError(f"mask must broadcast to {scores}, "
                          f"got shape {tuple(mask.shape)}")
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor,
               mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention (Vaswani et al. 2017, 3.2.1, equation 1).
+    """Scaled dot-product attention (Vaswani et al. 2017, §3.2.1).
 
     query: (..., T, d_k)    key: (..., S, d_k)    value: (..., S, d_v)
     mask: boolean, True where a query may look at a key; (T, S), or four
@@ -81,17 +94,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor,
     add up to 1. A query that may look at nothing gets 0.
     Raises ValueError if shapes do not fit or the mask is not of this form.
     """
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query and key must have the same length d_k, got "
-                         f"{tuple(query.shape)} and {tuple(key.shape)}")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"key and value must have the same number S, got "
-                         f"{tuple(key.shape)} and {tuple(value.shape)}")
-    scores = query @ key.transpose(-2, -1) / math.sqrt(key.shape[-1])
+    check_inputs(query, key, value, mask)
+    scores = query / math.sqrt(key.shape[-1]) @ key.transpose(-2, -1)
     if mask is None:
         weights = scores.softmax(dim=-1)
     else:
-        check_mask(mask, scores.shape)
         lowest = torch.finfo(scores.dtype).min  # finite: no nan anywhere
         weights = scores.masked_fill(~mask, lowest).softmax(dim=-1)
         weights = weights.masked_fill(~mask, 0.0)  # also rows without a key
@@ -106,8 +113,15 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor,
     """What `attention` gives, from one fused kernel, without the weights.
 
     Shapes as in `attention`; `dropout` is the share of weights dropped.
-    is_causal (without mask, T = S only): no query sees a later key.
+    is_causal: no query sees a later key; T = S, and no mask beside it.
+    Raises ValueError as `attention` does, and for is_causal otherwise.
+    (No second derivatives: not every kernel has them.)
     """
+    check_inputs(query, key, value, mask)
+    if is_causal and (mask is not None or query.shape[-2] != key.shape[-2]):
+        raise ValueError(f"is_causal needs as many keys as queries and no "
+                         f"mask, got {query.shape[-2]} queries, "
+                         f"{key.shape[-2]} keys, mask {mask is not None}")
     if mask is None:
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=is_causal)
@@ -187,13 +201,12 @@ class MultiHeadAttention(nn.Module):
                need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """From split heads to output (B, T, d_model), weights or None.
 
-        mask: boolean, True = may look, two or four axes that broadcast to
-        (B, H, T, S), else ValueError. is_causal: no query sees later keys;
-        the last one sees all. Who may look at nothing gets output's bias.
+        mask as in `attention`. is_causal: no query sees a later key, where
+        the last query stands at the last key. Who may look at nothing gets
+        output's bias. Raises ValueError as `attention` does.
         """
+        check_inputs(query, key, value, mask)
         T, S = query.shape[-2], key.shape[-2]
-        if mask is not None:
-            check_mask(mask, torch.Size((*query.shape[:-1], S)))
         if is_causal and (need_weights or mask is not None or T != S):
             past = torch.ones(T, S, dtype=torch.bool, device=query.device)
             past = past.tril(S - T)  # the kernel would align at the start

@@ -1,9 +1,10 @@
-"""What tests share: small books made for the purpose."""
+"""What tests share: small books made for the purpose, and numbers that repeat."""
 
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 
@@ -13,6 +14,11 @@ def markdown(source: str, **metadata):
 
 def code(source: str, *tags: str, **fields):
     return new_code_cell(source, metadata={"tags": list(tags)} if tags else {}, **fields)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers of this shape, the same at every call."""
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.fixture

@@ -3,12 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import numbers
 
-from book.transformer import attention
-
-
-def numbers(*shape, dtype=torch.float32):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+from book.transformer import attention, fused_attention
 
 
 def test_a_case_small_enough_for_paper():
@@ -75,9 +72,17 @@ def test_a_mask_may_not_enlarge_the_scores():
         attention(numbers(4, 8), numbers(6, 8), numbers(6, 8), torch.ones(2, 2, 4, 6, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("attend", [attention, fused_attention])
 @pytest.mark.parametrize("shapes, message", [
-    (((4, 8), (6, 7), (6, 5)), r"same length d_k, got \(4, 8\) and \(6, 7\)"),
-    (((4, 8), (6, 8), (5, 5)), r"same number S, got \(6, 8\) and \(5, 5\)")])
-def test_shapes_that_do_not_fit_are_named(shapes, message):
+    (((4, 8), (6, 7), (6, 5)), r"same d_k, got shapes \(4, 8\) and \(6, 7\)"),
+    (((4, 8), (6, 8), (5, 5)), r"same number S, got shapes \(6, 8\) and \(5, 5\)"),
+    (((2, 2, 4, 8), (2, 2, 6, 8), (2, 2, 7, 5)), r"same number S"),  # a kernel may read past the end of the keys
+    (((2, 4, 8), (3, 6, 8), (3, 6, 5)), r"same axes before .* \[\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 5\)\]")])
+def test_shapes_that_do_not_fit_are_named(attend, shapes, message):
     with pytest.raises(ValueError, match=message):
-        attention(*(numbers(*shape) for shape in shapes))
+        attend(*(numbers(*shape) for shape in shapes))
+
+
+def test_large_numbers_stay_finite_in_half_precision():
+    query = torch.full((1, 1, 2, 64), 40.0, dtype=torch.float16)  # dot products of 102,400: too large for float16
+    assert attention(query, query, query)[0].isfinite().all()

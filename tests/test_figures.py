@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import ipywidgets
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 matplotlib.use("agg")
 
@@ -168,6 +170,25 @@ def test_a_heat_map_has_queries_in_rows_and_keys_in_columns():
     figures.plt.close("all")
 
 
+def test_the_clock_calls_in_turn_after_warming_up_and_gives_the_threads_back():
+    called, threads = [], torch.get_num_threads()
+
+    def slow(x):
+        called.append(("slow", x, torch.get_num_threads()))
+        time.sleep(0.02)
+
+    def fast(x):
+        called.append(("fast", x, torch.get_num_threads()))
+
+    seconds = figures.clock([slow, fast], 7, repeats=3)
+    assert called == [("slow", 7, 1), ("fast", 7, 1)] * 4
+    assert seconds[0] > 0.015 > seconds[1]
+    assert torch.get_num_threads() == threads
+    with pytest.raises(ZeroDivisionError):
+        figures.clock([lambda: 1 / 0])
+    assert torch.get_num_threads() == threads
+
+
 @pytest.mark.skipif(not LINKED, reason="this is the other environment")
 def test_colab_widgets():
     """All of the above once more, with the ipywidgets 7.7.1 and the IPython 7.34 of Colab laid over this environment."""
@@ -176,4 +197,4 @@ def test_colab_widgets():
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(overlay)})
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "18 passed, 1 skipped" in done.stdout
+    assert "19 passed, 1 skipped" in done.stdout

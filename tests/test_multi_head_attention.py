@@ -4,13 +4,10 @@ import itertools
 
 import pytest
 import torch
+from conftest import numbers
 from torch import nn
 
-from book.transformer import MultiHeadAttention, attention
-
-
-def numbers(*shape, dtype=torch.float32):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+from book.transformer import MultiHeadAttention, attention, fused_attention
 
 
 def layer(*sizes, dtype=torch.float32, **options):
@@ -165,6 +162,20 @@ def test_inputs_that_do_not_fit_are_named(shapes, message):
 def test_a_mask_of_three_axes_is_refused_on_both_paths(need_weights):
     with pytest.raises(ValueError, match="two axes"):
         layer(12, 2)(numbers(2, 5, 12), mask=torch.ones(2, 5, 5, dtype=torch.bool), need_weights=need_weights)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("keys, values", [(8, 9), (9, 8)])
+def test_a_cache_with_more_keys_than_values_or_fewer_is_refused_on_both_paths(need_weights, keys, values):
+    query, key, value = numbers(2, 3, 1, 4), numbers(2, 3, keys, 4), numbers(2, 3, values, 4)
+    with pytest.raises(ValueError, match="same number S"):
+        layer(12, 3).attend(query, key, value, need_weights=need_weights)
+
+
+@pytest.mark.parametrize("keys, mask", [(5, torch.ones(5, 5, dtype=torch.bool)), (6, None)])
+def test_the_kernels_own_causal_mask_is_refused_where_it_would_leak(keys, mask):
+    with pytest.raises(ValueError, match=f"5 queries, {keys} keys"):
+        fused_attention(numbers(1, 1, 5, 4), numbers(1, 1, keys, 4), numbers(1, 1, keys, 4), mask, is_causal=True)
 
 
 def test_a_layer_without_head_sizes_given_uses_an_equal_share():

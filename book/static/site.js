@@ -64,17 +64,19 @@
     });
   }
 
+  function settle() {
+    nameByWords();
+    quietIcons();
+    reachScrollers();
+  }
+
   function start() {
     bridgeMathJax();
     nameSliders();
-    nameByWords();
-    reachScrollers();
+    settle();
     new MutationObserver(nameSliders).observe(document.querySelector("main") || document.body,
       { childList: true, subtree: true, characterData: true, attributeFilter: ["class"] });
-    window.addEventListener("load", function () {
-      setTimeout(reachScrollers, 300);
-      setTimeout(quietIcons, 300);
-      nameByWords(); });
+    window.addEventListener("load", function () { setTimeout(settle, 300); });  // icons and formulas are there by then
     window.addEventListener("resize", reachScrollers);
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

@@ -74,19 +74,19 @@ def test_without_node_one_line_says_what_to_install(monkeypatch):
         vendor.find_npm()
 
 
-def setup(tmp_path, **variables):
+def set_up(tmp_path, **variables):
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     return subprocess.run(["sh", "tools/environment.sh", "requirements-book.txt"], cwd=tmp_path, capture_output=True, text=True,
                           env=os.environ | variables)
 
 
 def test_without_python_or_with_an_old_one_one_line_says_what_to_install(tmp_path):
-    done = setup(tmp_path / "a", PYTHON="no-such-python")
+    done = set_up(tmp_path / "a", PYTHON="no-such-python")
     assert done.returncode == 1 and done.stderr.startswith("Python not found: install Python 3.11") and done.stderr.count("\n") == 1
     old = tmp_path / "old"
     old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.8.1 && exit\nexit 1\n')
     old.chmod(0o755)
-    done = setup(tmp_path / "b", PYTHON=str(old))
+    done = set_up(tmp_path / "b", PYTHON=str(old))
     assert done.returncode == 1 and "3.11 or newer is needed" in done.stderr and "3.8.1" in done.stderr
 
 

@@ -28,7 +28,7 @@ def environment(full: bool = False) -> dict[str, str]:
     """The variables chapters run under: a fixed number of threads, no progress bars, nothing that a day changes."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     return threads | {"OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0",
-                      "PYTHONWARNINGS": "default", "PYDEVD_DISABLE_FILE_VALIDATION": "1", FULL: "1" if full else ""}
+                      "PYTHONWARNINGS": "", "PYDEVD_DISABLE_FILE_VALIDATION": "1", FULL: "1" if full else ""}
 
 
 def fingerprints(notebook: NotebookNode) -> dict[str, str]:

@@ -128,7 +128,25 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor,
     blind = ~mask.any(dim=-1, keepdim=True)  # may look at nothing
     output = F.scaled_dot_product_attention(
         query, key, value, mask | blind, dropout_p=dropout)
+    if mask.device.type == "cpu" and not blind.any():
+        return output  # spares a copy; on a GPU the question would stall
     return output.masked_fill(blind, 0.0)
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Raise ValueError for a size that is neither None nor at least 1."""
+    for name, size in sizes.items():
+        if size is not None and not (isinstance(size, int) and size > 0):
+            raise ValueError(f"{name} must be at least 1, got {size!r}")
+
+
+def start_as_xavier(module: nn.Module) -> None:
+    """Start all matrices by Xavier's rule (Glorot, 2010), biases at 0."""
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            nn.init.xavier_uniform_(parameter)
+        else:
+            nn.init.zeros_(parameter)
 
 
 class MultiHeadAttention(nn.Module):
@@ -143,10 +161,7 @@ class MultiHeadAttention(nn.Module):
                  d_v: int | None = None, dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        for name, size in (("d_model", d_model), ("n_heads", n_heads),
-                           ("d_k", d_k), ("d_v", d_v)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        check_sizes(d_model=d_model, n_heads=n_heads, d_k=d_k, d_v=d_v)
         if None in (d_k, d_v) and d_model % n_heads:
             raise ValueError(f"d_model must be divisible by n_heads, got "
                              f"d_model {d_model} and n_heads {n_heads}")
@@ -158,11 +173,7 @@ class MultiHeadAttention(nn.Module):
         self.key = nn.Linear(d_model, n_heads * d_k, bias)
         self.value = nn.Linear(d_model, n_heads * d_v, bias)
         self.output = nn.Linear(n_heads * d_v, d_model, bias)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.xavier_uniform_(parameter)
-            else:
-                nn.init.zeros_(parameter)
+        start_as_xavier(self)
 
     def forward(self, x: Tensor, memory: Tensor | None = None,
                 mask: Tensor | None = None, *, is_causal: bool = False,

@@ -22,6 +22,6 @@ bench: .venv/test ## our layers against PyTorch's, as ratios in one run
 	@$(PY) -m tools.bench
 
 .venv/book: requirements-book.txt constraints.txt tools/environment.sh
-	@PYTHON=$(PYTHON) sh tools/environment.sh requirements-book.txt && touch $@
+	@PYTHON="$(PYTHON)" sh tools/environment.sh requirements-book.txt && touch $@
 .venv/test: requirements.txt requirements-book.txt constraints.txt tests/colab.txt tools/environment.sh
-	@PYTHON=$(PYTHON) sh tools/environment.sh requirements.txt && $(PY) -m pip install --quiet --no-deps --upgrade --target .venv/colab -r tests/colab.txt && touch $@
+	@PYTHON="$(PYTHON)" sh tools/environment.sh requirements.txt && $(PY) -m pip install --quiet --no-deps --upgrade --target .venv/colab -r tests/colab.txt && touch $@

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import itertools
+import math
 import time
 
 import ipywidgets
@@ -50,11 +51,14 @@ def picture(figure, dpi, colors=48):
 def show(alt, figure=None):
     """Show the figure (None: the current one) with `alt`, the text that says in words what it shows.
 
-    Raises ValueError if the text is empty.
+    Raises ValueError if the text is empty or there is no figure.
     """
     if not isinstance(alt, str) or not alt.strip():
         raise ValueError(f"alt must be a text that says what the figure shows, got {alt!r}")
-    data = picture(figure or plt.gcf(), dpi=144, colors=256)
+    figure = figure or (plt.gcf() if plt.get_fignums() else None)
+    if not isinstance(figure, Figure):
+        raise ValueError(f"show needs a figure that was drawn, got {figure!r}")
+    data = picture(figure, dpi=144, colors=256)
     display({"image/png": data, "text/plain": f"Figure: {alt}"}, raw=True, metadata={"image/png": {"alt": alt}})
 
 
@@ -66,8 +70,9 @@ def heatmap(values, queries, keys, *, ax=None, signed=False, annotate=True, titl
     """
     if tuple(values.shape) != (len(queries), len(keys)):
         raise ValueError(f"values must be ({len(queries)} queries, {len(keys)} keys), got {tuple(values.shape)}")
-    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    values = values.detach().float().cpu().numpy() if hasattr(values, "detach") else values
     limit = abs(values).max() if signed else 1.0
+    queries, keys = ([str(token).replace("$", r"\$") for token in tokens] for tokens in (queries, keys))  # no formulas
     ax = sns.heatmap(values, vmin=-limit if signed else 0, vmax=limit, cmap=SIGNED if signed else WEIGHTS, square=True,
                      annot=annotate, fmt=".2f", annot_kws={"size": 9}, linewidths=0.5, linecolor="white",
                      xticklabels=keys, yticklabels=queries, cbar=False, ax=ax)
@@ -112,17 +117,18 @@ def explore(draw, *, play=None, **choices):
     if not choices or play not in (None, *choices):
         raise ValueError(f"explore needs at least one choice, and play must name one of them; got choices "
                          f"{list(choices)}, play {play!r}")
+    choices = {name: values if isinstance(values, dict) else list(values) for name, values in choices.items()}
     empty = [name for name, values in choices.items() if len(values) == 0]
     if empty:
         raise ValueError(f"choice {empty[0]!r} has no values")
+    count = math.prod(map(len, choices.values()))
+    if count > 40:
+        raise ValueError(f"at most 40 combinations of choices, got {count}")
     options = [[str(label) for label in values] for values in choices.values()]
     values = [list(v.values()) if isinstance(v, dict) else list(v) for v in choices.values()]
-    combinations = list(itertools.product(*values))
-    if len(combinations) > 40:
-        raise ValueError(f"at most 40 combinations of choices, got {len(combinations)}")
 
     pictures, frames = [], []
-    for combination in combinations:
+    for combination in itertools.product(*values):
         result = draw(**dict(zip(choices, combination)))
         figure, alt = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(figure, Figure) or not isinstance(alt, str) or not alt.strip():

@@ -58,6 +58,9 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor,
     (Three axes would be ambiguous: batch, or heads?)
     """
     shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
+    if min(map(len, shapes)) < 2:
+        raise ValueError(f"query, key and value must have at least two axes, "
+                         f"got shapes {shapes}")
     if shapes[0][-1] != shapes[1][-1]:
         raise ValueError(f"query and key must have the same d_k, got shapes "
                          f"{shapes[0]} and {shapes[1]}")
@@ -70,8 +73,8 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor,
     if mask is None:
         return
     if mask.dtype != torch.bool:
-        raise ValueError(f"mask must be boolean (True: may look), "
-                         f"got {mask.dtype}")
+        raise ValueError(f"mask must be a boolean tensor (True: may "
+                         f"look), got {mask.dtype}")
     if mask.dim() not in (2, 4):
         raise ValueError(f"mask must have two axes (T, S) or four "
                          f"(B, H, T, S), got shape {tuple(mask.shape)}")

@@ -57,7 +57,7 @@ def test_shuffling_the_tokens_shuffles_the_output():
 
 
 @pytest.mark.parametrize("mask, message", [
-    (torch.ones(4, 6), "mask must be boolean .* got torch.float32"),
+    (torch.ones(4, 6), "mask must be a boolean tensor .* got torch.float32"),
     (torch.ones(6, dtype=torch.bool), r"two axes .* or four .* got shape \(6,\)"),
     (torch.ones(2, 4, 6, dtype=torch.bool), r"got shape \(2, 4, 6\)"),  # would broadcast over the heads where B = H
     (torch.ones(4, 5, dtype=torch.bool), r"broadcast to \(2, 2, 4, 6\), got shape \(4, 5\)"),
@@ -74,6 +74,7 @@ def test_a_mask_may_not_enlarge_the_scores():
 
 @pytest.mark.parametrize("attend", [attention, fused_attention])
 @pytest.mark.parametrize("shapes, message", [
+    (((8,), (6, 8), (6, 8)), "at least two axes"),
     (((4, 8), (6, 7), (6, 5)), r"same d_k, got shapes \(4, 8\) and \(6, 7\)"),
     (((4, 8), (6, 8), (5, 5)), r"same number S, got shapes \(6, 8\) and \(5, 5\)"),
     (((2, 2, 4, 8), (2, 2, 6, 8), (2, 2, 7, 5)), r"same number S"),  # a kernel may read past the end of the keys

@@ -170,6 +170,23 @@ def test_a_heat_map_has_queries_in_rows_and_keys_in_columns():
     figures.plt.close("all")
 
 
+def test_show_without_a_figure_is_refused(shown):
+    figures.plt.close("all")
+    for figure in (None, 1):
+        with pytest.raises(ValueError, match="needs a figure"):
+            figures.show("nothing at all", figure)
+
+
+def test_many_combinations_are_counted_before_they_are_made(shown):
+    with pytest.raises(ValueError, match="got 1000000000000"):
+        figures.explore(draw, a=range(10**6), b=range(10**6))
+
+
+def test_a_dollar_may_be_a_token_and_half_precision_may_be_drawn(shown):
+    ax = figures.heatmap(torch.ones(1, 2, dtype=torch.bfloat16), ["$"], ["$a_$", "b"])
+    figures.show("a heat map of two weights", ax.figure)
+
+
 def test_the_clock_calls_in_turn_after_warming_up_and_gives_the_threads_back():
     called, threads = [], torch.get_num_threads()
 
@@ -197,4 +214,4 @@ def test_colab_widgets():
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__], cwd=ROOT, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(overlay)})
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "19 passed, 1 skipped" in done.stdout
+    assert "22 passed, 1 skipped" in done.stdout

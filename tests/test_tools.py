@@ -46,6 +46,13 @@ def test_update_writes_notebooks_and_texts_and_check_only_tells(tmp_path):
     assert (tmp_path / "CITATION.cff").read_text() == "repository-code: https://github.com/me/mine\nurl: https://me.example/mine/\n"
 
 
+@pytest.mark.parametrize("config", ["", "repository: {}", "sphinx: [", "repository: {url: x}"])
+def test_a_configuration_without_addresses_is_told_what_it_lacks(tmp_path, config):
+    (tmp_path / "_config.yml").write_text(config)
+    with pytest.raises(ToolError, match="_config.yml must have repository: url and sphinx: config: html_baseurl"):
+        address.addresses(tmp_path)
+
+
 def archive(path, **files):
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():
@@ -84,10 +91,12 @@ def test_without_python_or_with_an_old_one_one_line_says_what_to_install(tmp_pat
     done = set_up(tmp_path / "a", PYTHON="no-such-python")
     assert done.returncode == 1 and done.stderr.startswith("Python not found: install Python 3.11") and done.stderr.count("\n") == 1
     old = tmp_path / "old"
-    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.8.1 && exit\nexit 1\n')
+    old.write_text('#!/bin/sh\necho a shim that talks >&2\nexit 1\n')
     old.chmod(0o755)
     done = set_up(tmp_path / "b", PYTHON=str(old))
-    assert done.returncode == 1 and "3.11 or newer is needed" in done.stderr and "3.8.1" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("Python 3.11 or newer is needed") and done.stderr.count("\n") == 1
+    done = set_up(tmp_path / "c", PYTHON="true")
+    assert done.returncode == 1 and done.stderr.startswith("true -m venv .venv failed") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", sorted(path.stem for path in (ROOT / "tools").glob("*.py")
@@ -106,3 +115,5 @@ def test_chapters_are_chosen_by_number_name_or_path(tmp_path):
     assert names == [["01_one", "02_two"], *[["02_two"]] * 4, ["01_one", "02_two"]]
     with pytest.raises(ToolError, match="no chapter '3'.*there are 01_one, 02_two"):
         chapters(tmp_path, ["3"])
+    with pytest.raises(ToolError, match="no chapters .* in .*/nowhere"):
+        chapters(tmp_path / "nowhere")

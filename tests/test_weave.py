@@ -1,5 +1,6 @@
 """tools.weave: which code a later chapter gets, and which mistakes it names."""
 
+import json
 import subprocess
 import sys
 
@@ -121,6 +122,21 @@ BROKEN = {
     "two meanings of a name": ([code("from math import pi as Tensor"), code("def f(x: Tensor): return x", "export")],
                                "'Tensor' is 'from math import pi as Tensor' here but 'from torch import Tensor' in 01_one"),
     "syntax error in an exported cell": ([code("def f(:\n    pass", "export")], "syntax error in line 1"),
+    "an import made something else": ([code("import random"), code("random = 3"),
+                                       code("def f():\n    return random", "export")], "'random' is used by exported code but not"),
+    "an earlier import exported": ([code("nn = 3", "export")], "'nn' is exported, but earlier exported code has 'from torch import nn'"),
+    "an import of an earlier export": ([code("from math import pi as half"), code("def f():\n    return half(1)", "export")],
+                                       "but exported by 01_one.ipynb"),
+    "export changes what it defined": ([code("D = {}", "export"), code("D['a'] = 1", "export")], "may hold definitions only"),
+    "export of a promise": ([code("K: int", "export")], "may hold definitions only"),
+    "two statements in a line": ([code("A = 1; B = 2", "export")], "may hold one statement a line"),
+    "export imports inside": ([code("def f():\n    import numpy\n    return numpy", "export")], "'f' imports inside"),
+    "export needs a dotted import": ([code("import torch.nn.functional"), code("def f():\n    return torch.nn", "export")],
+                                     "needs a name of its own in exported code"),
+    "an export redefined": ([code("def g():\n    return 1", "export"), code("g = 2")], "'g' is exported above"),
+    "a recap's name redefined": ([code("SCALE = 5\nprint(half(1))")], "'SCALE' means something else in the recap"),
+    "a recap's import redefined": ([code("import cmath as math\nprint(Layer())")], "'math' means something else in the recap"),
+    "what only the second look at syntax finds": ([code("def f():\n    nonlocal x\n    x = 1")], "syntax error"),
     "full run not ignored": ([code("x = 1", "full-run")], "needs the tag nbval-ignore-output too"),
     "full run's result used": ([code("x = 1", "full-run", "nbval-ignore-output"), code("y = x + 1")],
                                "'x' comes from the full-run cell 2; tag this cell full-run"),
@@ -134,6 +150,43 @@ def test_a_mistake_is_named_with_chapter_and_cell_and_nothing_is_written(book, c
         weave(folder)
     assert message in str(raised.value)
     assert not (folder / "transformer.py").exists()
+
+
+@pytest.mark.parametrize("source", [
+    "rows = 3\nwidth = (rows * 3\n         % 4)", 'text = """Dear\n!reader\n%s"""', "names = !ls\nlen?", "%%bash\necho hello",
+    "%timeit half(1)", "async def f():\n    pass", "half(2); half(3)"])
+def test_what_ipython_understands_is_understood(book, source):
+    weave(book(**{"01_one": FIRST, "02_two": [markdown("# 2. Two"), code(source)]}))
+
+
+def test_strange_ends_of_lines_within_a_text_stay_in_it(book):
+    folder = book(**{"01_one": [markdown("# 1"), code('TEXT = "a\x0cb\u2028c"\n\ndef f():\n    return TEXT', "export")],
+                     "02_two": [markdown("# 2"), code("f()")]})
+    weave(folder)
+    space = {}
+    exec(recap(folder / "02_two.ipynb"), space)
+    assert space["f"]() == "a\x0cb\u2028c"
+
+
+def test_an_export_named_like_a_builtin_is_the_export(book):
+    folder = book(**{"01_one": [markdown("# 1"), code("def sum(x):\n    return 42", "export")],
+                     "02_two": [markdown("# 2"), code("sum([1])")]})
+    weave(folder)
+    assert "return 42" in recap(folder / "02_two.ipynb")
+
+
+def test_a_notebook_of_an_older_format_stays_one_and_of_two_recaps_one_goes(book):
+    folder = book(**{"01_one": FIRST, "02_two": [markdown("# 2"), code("half(1)")]})
+    weave(folder)
+    notebook = read(folder / "02_two.ipynb")
+    notebook.cells.insert(3, notebook.cells[1].copy())
+    for cell in notebook.cells:
+        del cell["id"]
+    notebook.nbformat_minor = 0
+    (folder / "02_two.ipynb").write_text(json.dumps(notebook))
+    assert weave(folder) == ["02_two.ipynb"]
+    assert [tags(cell)[:1] for cell in read(folder / "02_two.ipynb").cells] == [[], ["recap"], []]
+    assert weave(folder) == []
 
 
 def test_a_full_runs_result_may_be_used_by_full_runs_or_after_it_is_made_anew(book):

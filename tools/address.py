@@ -6,15 +6,18 @@ from pathlib import Path
 
 import yaml
 
-from tools.notebooks import ROOT, chapters, command, read, write, write_text
+from tools.notebooks import ROOT, ToolError, chapters, command, read, write, write_text
 
 TEXTS = ("README.md", "CITATION.cff")
 
 
 def addresses(root: Path = ROOT) -> tuple[str, str]:
     """(the repository's address, the site's address), both without a slash at the end."""
-    config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-    return config["repository"]["url"].rstrip("/"), config["sphinx"]["config"]["html_baseurl"].rstrip("/")
+    try:
+        config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
+        return config["repository"]["url"].rstrip("/"), config["sphinx"]["config"]["html_baseurl"].rstrip("/")
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise ToolError(f"_config.yml must have repository: url and sphinx: config: html_baseurl ({error!r})") from None
 
 
 def rewrite(text: str, repository: str, site: str) -> str:

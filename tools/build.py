@@ -11,6 +11,8 @@ from tools.vendor import vendor
 
 def build(source: Path = ROOT) -> str:
     """Build the site of `source`; returns what Jupyter Book said. Raises ToolError with its warnings."""
+    if not Path(sys.executable).with_name("jupyter-book").exists():
+        raise ToolError("jupyter-book is not installed beside this Python: run make book")
     done = subprocess.run([str(Path(sys.executable).with_name("jupyter-book")), "build", str(source), "--all", "-W", "--keep-going"],
                           cwd=ROOT, capture_output=True, text=True)
     said = done.stdout + done.stderr

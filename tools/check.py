@@ -12,7 +12,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from tools.execute import fingerprints, widget_states
-from tools.notebooks import (BOOK, WIDGET_VIEW, chapters, command, is_generated, outputs_text, read, tags)
+from tools.notebooks import (BOOK, WIDGET_VIEW, chapters, command, is_generated, outputs_text, parse, read, tags)
 
 LINE = 78  # characters of code that the site shows without scrolling
 WORDS = (1500, 3000)
@@ -72,7 +72,7 @@ def repeatable(notebook: NotebookNode) -> Iterator[str]:
     if mine and len(ignored) / len(mine) > IGNORED_SHARE:
         yield f"{len(ignored)} of {len(mine)} code cells ignore their output; at most {IGNORED_SHARE:.0%} may"
     for i, cell in ignored:
-        if not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(cell.source))):
+        if not any(isinstance(node, ast.Assert) for node in ast.walk(parse(cell.source, f"cell {i}")[0])):
             yield f"cell {i} ignores its output but asserts nothing"
         if cell.metadata.get("fingerprint") != prints[cell.id]:
             yield f"cell {i} ignores its output, and that was recorded from other code"
@@ -93,7 +93,7 @@ def pictured(notebook: NotebookNode) -> Iterator[str]:
         pictures = [d for d in data if "image/png" in d]
         if len(pictures) > 1:
             yield f"cell {i} stores {len(pictures)} pictures, and there is one alt text a cell"
-        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+        alt = (cell.metadata.get("mystnb") or {}).get("image", {}).get("alt", "")
         if pictures and len(alt.split()) < 5:
             yield f"cell {i}: a picture needs an alt text that says what it shows, got {alt!r}"
         for d in data:
@@ -125,7 +125,7 @@ def shaped(notebook: NotebookNode) -> Iterator[str]:
             yield f"cell {i}: the heading {text!r} skips a level"
     if [text for _, level, text in headings if level == 2][-3:] != ENDING:
         yield f"the chapter must end with the sections {', '.join(ENDING)}"
-    if "What it takes" not in notebook.cells[0].source:
+    if not notebook.cells or "What it takes" not in notebook.cells[0].source:
         yield "the first cell must say what the chapter takes"
     words = sum(len(text.split()) for _, text in prose(notebook))
     if not WORDS[0] <= words <= WORDS[1]:
@@ -140,7 +140,7 @@ def legible(notebook: NotebookNode) -> Iterator[str]:
                 yield f"cell {i} has a line of {len(line)} characters (at most {LINE}): {line.strip()[:40]}…"
         if "export" not in tags(cell):
             continue
-        tree = ast.parse(cell.source)
+        tree, _ = parse(cell.source, f"cell {i}")
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not ast.get_docstring(node):
                 yield f"cell {i}: exported {node.name} has no docstring"

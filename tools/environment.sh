@@ -5,12 +5,12 @@ python=${PYTHON:-python3}
 if ! command -v "$python" >/dev/null 2>&1; then
     echo "Python not found: install Python 3.11 or newer, or name one with PYTHON=/path/to/python" >&2; exit 1
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "Python 3.11 or newer is needed, but $python is $("$python" -V 2>&1): install a newer one, or name it with PYTHON=" >&2; exit 1
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+    echo "Python 3.11 or newer is needed, and $python is none: install it, or name it with PYTHON=/path/to/python" >&2; exit 1
 fi
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
-    if ! "$python" -m venv --clear .venv >/dev/null 2>&1; then
-        echo "Python's venv module is missing: install it (on Debian and Ubuntu: apt-get install python3-venv)" >&2; exit 1
+    if ! said=$("$python" -m venv --clear .venv 2>&1) || ! [ -x .venv/bin/python ]; then
+        echo "$python -m venv .venv failed (on Debian and Ubuntu it needs: apt-get install python3-venv): $(echo "$said" | tail -n 1)" >&2; exit 1
     fi
 fi
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$1" -c constraints.txt

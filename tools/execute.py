@@ -5,6 +5,7 @@ outputs of cells tagged full-run are kept always, until --full records them anew
 """
 
 import argparse
+import asyncio
 import copy
 import hashlib
 import html
@@ -39,15 +40,6 @@ def fingerprints(notebook: NotebookNode) -> dict[str, str]:
             digest.update(cell.source.encode() + b"\0")
             result[cell.id] = digest.hexdigest()[:16]
     return result
-
-
-def name_cells(notebook: NotebookNode) -> None:
-    """Give an id that repeats to every cell that has none, and mend doubled ids."""
-    seen: set[str] = set()
-    for i, cell in enumerate(notebook.cells):
-        if not cell.get("id") or cell.id in seen:
-            cell.id = hashlib.sha256(f"{i} {cell.source}".encode()).hexdigest()[:8]
-        seen.add(cell.id)
 
 
 def widget_states(notebook: NotebookNode) -> dict[str, NotebookNode]:
@@ -183,7 +175,6 @@ def execute(path: Path, *, full: bool = False, refresh: bool = False, timeout: i
     Raises ToolError, and leaves the file as it was, if a cell fails, taking the chapter's and the cell's number.
     """
     notebook = read(path)
-    name_cells(notebook)
     old = copy.deepcopy(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -203,12 +194,15 @@ def execute(path: Path, *, full: bool = False, refresh: bool = False, timeout: i
     try:
         with tempfile.TemporaryDirectory() as empty:
             NotebookClient(notebook, kernel_name="python3", timeout=None if full else timeout, record_timing=False,
-                           coalesce_streams=True, extra_arguments=["--log-level=40"], resources={"metadata": {"path": empty}},
+                           coalesce_streams=True, extra_arguments=["--log-level=50"], resources={"metadata": {"path": empty}},
                            on_cell_start=on_start).execute()
     except CellExecutionError as error:
-        raise ToolError(f"{path.name}, cell {running[0]}: {error.ename}: {error.evalue}") from None
+        said = (str(error.evalue).strip() or error.traceback.strip()).splitlines()
+        raise ToolError(f"{path.name}, cell {running[0]}: {error.ename}: {said[0] if error.evalue else said[-1]}") from None
     except (CellTimeoutError, DeadKernelError) as error:
         raise ToolError(f"{path.name}, cell {running[0]}: {str(error).splitlines()[0]}") from None
+    except (AssertionError, asyncio.CancelledError, KeyboardInterrupt):  # what nbclient makes of Ctrl-C
+        raise ToolError(f"{path.name}: stopped in cell {running[0]}; the file is as it was") from None
     finally:
         for key, value in saved.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})

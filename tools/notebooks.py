@@ -1,13 +1,17 @@
 """Reading and writing chapters; shared by the commands."""
 
 import argparse
+import ast
+import hashlib
 import json
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,9 +28,11 @@ class ToolError(Exception):
 def chapters(book: Path = BOOK, numbers: list[str] | None = None) -> list[Path]:
     """The chapters NN_name.ipynb in order; with `numbers` ("02", "02_attention", a path), only those.
 
-    Raises ToolError for a number that fits no chapter, and for two chapters of one number.
+    Raises ToolError if there are none, for a number that fits no chapter, and for two chapters of one number.
     """
     paths = sorted(path for path in book.glob("*.ipynb") if re.match(r"\d\d_", path.name))
+    if not paths:
+        raise ToolError(f"no chapters (NN_name.ipynb) in {book}")
     for first, second in zip(paths, paths[1:]):
         if first.name[:2] == second.name[:2]:
             raise ToolError(f"two chapters have the number {first.name[:2]}: {first.name} and {second.name}")
@@ -44,13 +50,37 @@ def chapters(book: Path = BOOK, numbers: list[str] | None = None) -> list[Path]:
 def read(path: Path) -> NotebookNode:
     """The notebook at `path`. Raises ToolError if it is not one."""
     try:
-        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of ids that are missing or doubled; we mend them
+            notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
+        notebook.nbformat_minor = 5  # the first with ids for cells; some editors still write an older one
+        name_cells(notebook)
         nbformat.validate(notebook)
     except FileNotFoundError:
         raise ToolError(f"{path}: no such file") from None
     except Exception as error:
         raise ToolError(f"{path.name}: not a notebook ({str(error).splitlines()[0][:200]})") from None
     return notebook
+
+
+def name_cells(notebook: NotebookNode) -> None:
+    """Give an id that repeats to every cell that has none, and mend doubled ids."""
+    seen: set[str] = set()
+    for i, cell in enumerate(notebook.cells):
+        if not cell.get("id") or cell.id in seen:
+            cell.id = hashlib.sha256(f"{i} {cell.source}".encode()).hexdigest()[:8]
+        seen.add(cell.id)
+
+
+def parse(source: str, where: str) -> tuple[ast.Module, str]:
+    """A cell's code as a tree, and as the plain Python that IPython makes of it. Raises ToolError naming `where`."""
+    try:
+        plain = TransformerManager().transform_cell(source)
+        return ast.parse(plain), plain
+    except SyntaxError as error:
+        raise ToolError(f"{where}: syntax error in line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"{where}: cannot be read as Python: {error}") from None
 
 
 def write(path: Path, notebook: NotebookNode) -> bool:
@@ -99,4 +129,6 @@ def command(run, parser: argparse.ArgumentParser) -> None:
         status = run(parser.parse_args())
     except ToolError as error:
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{Path(sys.argv[0]).stem}: stopped")
     sys.exit(status or 0)

@@ -49,7 +49,10 @@ def find_npm() -> str:
 def fetch(name: str, checksum: str, members: dict[str, str], folder: Path) -> None:
     """Put members of an npm package under `folder`. Raises ToolError if it cannot be had or is not the one expected."""
     with tempfile.TemporaryDirectory() as temporary:
-        done = subprocess.run([find_npm(), "pack", "--silent", name], cwd=temporary, capture_output=True, text=True)
+        try:
+            done = subprocess.run([find_npm(), "pack", "--loglevel=error", name], cwd=temporary, capture_output=True, text=True)
+        except OSError as error:
+            raise ToolError(f"npm does not run ({error}): install Node.js 18 or newer") from None
         archives = list(Path(temporary).glob("*.tgz"))
         if done.returncode or len(archives) != 1:
             reason = (done.stderr.strip() or "no archive came").splitlines()[-1]

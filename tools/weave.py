@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-from tools.notebooks import BOOK, ToolError, chapters, command, is_generated, read, tags, title, write, write_text
+from tools.notebooks import BOOK, ToolError, chapters, command, is_generated, parse, read, tags, title, write, write_text
 
 KNOWN = {*dir(builtins), "__name__", "__file__", "get_ipython", "display", "In", "Out", "_"}
 EXPORTABLE = {*sys.stdlib_module_names, "torch"}  # what transformer.py may import
@@ -76,16 +76,15 @@ class Woven:
 
 def statements(source: str, where: str) -> Iterator[Statement]:
     """The statements of a cell. Raises ToolError on a syntax error, naming `where`."""
-    plain = re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)  # IPython's magics
-    try:
-        tree = ast.parse(plain)
-    except SyntaxError as error:
-        raise ToolError(f"{where}: syntax error in line {error.lineno}: {error.msg}") from None
-    lines, end = source.splitlines(), 0
+    tree, plain = parse(source, where)
+    lines, end = re.split(r"\r\n?|\n", plain), 0
     for node in tree.body:
         text = "\n".join(lines[end:node.end_lineno]).strip("\n")
         end = node.end_lineno
-        table = symtable.symtable(ast.unparse(node), where, "exec")
+        try:
+            table = symtable.symtable(ast.unparse(node), where, "exec")
+        except SyntaxError as error:
+            raise ToolError(f"{where}: syntax error: {error.msg}") from None
         symbols = table.get_symbols()
         binds = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
         now = {s.get_name() for s in symbols if s.is_referenced()}
@@ -166,6 +165,7 @@ def read_chapter(path: Path, woven: Woven, figures: set[str]) -> tuple[nbformat.
     imports: dict[str, str] = {}
     own_exports: set[str] = set()
     only_full: dict[str, str] = {}  # names whose value comes from a full run -> the cell that made them
+    own_lines: dict[str, tuple[str, str | None]] = {}  # names the chapter defines -> where, and the import if it is one
     used: set[str] = set()
     draws = False
     for where, cell, body in cells:
@@ -177,17 +177,26 @@ def read_chapter(path: Path, woven: Woven, figures: set[str]) -> tuple[nbformat.
             for name in sorted(s.now | s.later):
                 if name in only_full and not full and name not in s.own:
                     raise ToolError(f"{where}: {name!r} comes from the full-run {only_full[name]}; tag this cell full-run")
-                if name in defined or name in s.own or name in KNOWN:
+                if name in defined or name in s.own:
                     continue
                 if name in earlier:
                     used.add(name)
+                elif name in KNOWN:
+                    continue
                 elif name in figures and not exporting:
                     draws = True
                 elif exporting and name not in here or name in s.now or name not in everywhere:
                     what = "used before it is defined" if name in everywhere else "defined nowhere"
                     raise ToolError(f"{where}: {name!r} is {what}")
+            again = s.binds & own_exports
+            if again and not exporting:
+                raise ToolError(f"{where}: {min(again)!r} is exported above and means something else here")
             defined |= s.binds
+            for name in s.binds:
+                imports.pop(name, None)
             imports.update(imported(s.node))
+            for name in s.binds:
+                own_lines.setdefault(name, (where, imports.get(name)))
             for name in s.binds:
                 only_full.pop(name, None)
                 if full:
@@ -195,6 +204,11 @@ def read_chapter(path: Path, woven: Woven, figures: set[str]) -> tuple[nbformat.
             if exporting:
                 _export(s, where, path, woven, imports, earlier | own_exports | here)
                 own_exports |= s.binds
+    recap = [d for d in woven.closure(used) if d.chapter != path]
+    meant = {name: None for d in recap for name in d.names} | {n: line for d in recap for n, line in d.imports.items()}
+    for name, (where, line) in own_lines.items():
+        if name in meant and (line is None or line != meant[name]):
+            raise ToolError(f"{where}: {name!r} means something else in the recap; choose another name")
     return notebook, used, draws
 
 
@@ -202,9 +216,16 @@ def _export(s: Statement, where: str, chapter: Path, woven: Woven, imports: dict
     """Add an exported statement to `woven`."""
     if isinstance(s.node, (ast.Import, ast.ImportFrom)):
         return
-    if not isinstance(s.node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)):
+    if not isinstance(s.node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)) \
+            or not s.binds or isinstance(s.node, ast.AnnAssign) and s.node.value is None:
         raise ToolError(f"{where}: an exported cell may hold definitions only, got {ast.unparse(s.node)[:60]!r}")
+    if not s.source.strip():
+        raise ToolError(f"{where}: an exported cell may hold one statement a line, got {ast.unparse(s.node)[:60]!r}")
+    if any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(s.node)):
+        raise ToolError(f"{where}: {min(s.binds)!r} imports inside; put the import at the top of the chapter")
     for name in sorted(s.binds):
+        if line := next((d.imports[name] for d in woven.definitions if name in d.imports), None):
+            raise ToolError(f"{where}: {name!r} is exported, but earlier exported code has {line!r}")
         if (other := woven.find(name)) is not None:
             raise ToolError(f"{where}: {name!r} is exported twice, first by {other.chapter.name}")
     needs = (s.now | s.later) - s.binds
@@ -216,6 +237,10 @@ def _export(s: Statement, where: str, chapter: Path, woven: Woven, imports: dict
         if line.split()[1].split(".")[0] not in EXPORTABLE:
             raise ToolError(f"{where}: exported code may import torch and the standard library only; "
                             f"{name!r} comes from {line!r}")
+        if line.startswith("import ") and "." in line and " as " not in line:
+            raise ToolError(f"{where}: {line!r} needs a name of its own in exported code: import … as …")
+        if (other := woven.find(name)) is not None:
+            raise ToolError(f"{where}: {name!r} is {line!r} here but exported by {other.chapter.name}")
         for d in woven.definitions:
             if d.imports.get(name, line) != line:
                 raise ToolError(f"{where}: {name!r} is {line!r} here but {d.imports[name]!r} in {d.chapter.name}")
@@ -224,7 +249,9 @@ def _export(s: Statement, where: str, chapter: Path, woven: Woven, imports: dict
 
 def set_cell(notebook: nbformat.NotebookNode, tag: str, source: str | None) -> None:
     """Put the generated cell `tag` in its place (the figures follow the recap), change it, or take it out."""
-    old = next((i for i, cell in enumerate(notebook.cells) if tag in tags(cell)), None)
+    old, *doubled = [i for i, cell in enumerate(notebook.cells) if tag in tags(cell)] or [None]
+    for i in reversed(doubled):
+        del notebook.cells[i]
     if source is None:
         if old is not None:
             del notebook.cells[old]

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PY = .venv/bin/python
 CHAPTERS ?=
+PORT ?= 8000
 
 .PHONY: help book test check serve execute weave bench
 help:            ## this list
@@ -12,8 +13,8 @@ test: .venv/test ## every check; sets up what it needs
 	@$(PY) -m pytest tests
 check: .venv/test ## the same without running the chapters, for while you work
 	@$(PY) -m pytest tests -m "not chapters"
-serve: book      ## the site on http://localhost:8000
-	@$(PY) -m http.server --bind localhost --directory _build/html 8000
+serve: book      ## the site on http://localhost:8000 (PORT=8001 for another)
+	@$(PY) -m http.server --bind localhost --directory _build/html $(PORT)
 execute: .venv/test ## run chapters and store their outputs (CHAPTERS="02 03" for some)
 	@$(PY) -m tools.execute $(CHAPTERS)
 weave: .venv/test ## recap cells, figure cells, transformer.py and addresses

@@ -45,11 +45,11 @@ def test_a_chapter_alone_in_an_empty_folder_gives_the_outputs_it_stores(path, tm
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=[path.stem for path in CHAPTERS])
 def test_a_chapter_has_none_of_the_faults_that_check_knows(path):
-    assert problems(path) == []
+    assert not (found := problems(path)), "\n".join(found)
 
 
 def test_addresses_in_chapters_and_texts_are_those_of_the_configuration():
-    assert update(check=True) == []
+    assert not (old := update(check=True)), f"old addresses in {old}; run make weave"
 
 
 def test_all_chapters_stand_in_the_table_of_contents_in_order():
@@ -131,6 +131,16 @@ FAULTS = {
 def test_check_catches(book, cells, message):
     folder = book(**{"01_one": [markdown(OPENING), *cells, markdown(CLOSING)]})
     assert any(message in problem for problem in problems(folder / "01_one.ipynb"))
+
+
+def test_check_catches_code_that_changed_since_its_outputs_were_stored(book):
+    path = book(**{"01_one": [markdown(OPENING), code("print(1)"), markdown(CLOSING)]}) / "01_one.ipynb"
+    execute(path)
+    assert problems(path) == []
+    notebook = read(path)
+    notebook.cells[1].source = "print(2)"
+    nbformat.write(notebook, path)
+    assert problems(path) == ["the code has changed since its outputs were stored: run make execute"]
 
 
 def test_check_catches_a_chapter_without_its_sections_or_its_requirements(book):

@@ -15,7 +15,7 @@ def addresses(root: Path = ROOT) -> tuple[str, str]:
     """(the repository's address, the site's address), both without a slash at the end."""
     try:
         config = yaml.safe_load((root / "_config.yml").read_text(encoding="utf-8"))
-        return config["repository"]["url"].rstrip("/"), config["sphinx"]["config"]["html_baseurl"].rstrip("/")
+        return config["repository"]["url"].rstrip("/").removesuffix(".git"), config["sphinx"]["config"]["html_baseurl"].rstrip("/")
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
         raise ToolError(f"_config.yml must have repository: url and sphinx: config: html_baseurl ({error!r})") from None
 

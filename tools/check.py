@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from tools.execute import fingerprints, widget_states
+from tools.execute import fingerprints, last_fingerprint, widget_states
 from tools.notebooks import (BOOK, WIDGET_VIEW, chapters, command, is_generated, outputs_text, parse, read, tags)
 
 LINE = 78  # characters of code that the site shows without scrolling
@@ -63,6 +63,8 @@ def executed(notebook: NotebookNode) -> Iterator[str]:
                 yield f"cell {i} stores an error: {output.ename}"
             if output.output_type == "stream" and output.name == "stderr":
                 yield f"cell {i} stores a warning: {output.text.strip()[:80]}"
+    if notebook.metadata.get("fingerprint", last_fingerprint(notebook)) != last_fingerprint(notebook):
+        yield "the code has changed since its outputs were stored: run make execute"
 
 
 def repeatable(notebook: NotebookNode) -> Iterator[str]:

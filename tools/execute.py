@@ -42,6 +42,11 @@ def fingerprints(notebook: NotebookNode) -> dict[str, str]:
     return result
 
 
+def last_fingerprint(notebook: NotebookNode) -> str:
+    """A hash of all code."""
+    return next(reversed(fingerprints(notebook).values()), "")
+
+
 def widget_states(notebook: NotebookNode) -> dict[str, NotebookNode]:
     return notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
 
@@ -112,6 +117,7 @@ def tidy(notebook: NotebookNode) -> None:
     kept = {key: value for key, value in notebook.metadata.items() if key in ("widgets", "accelerator", "colab")}
     notebook.metadata.clear()
     notebook.metadata.update(kept, kernelspec=kernel, language_info=language)
+    notebook.metadata["fingerprint"] = last_fingerprint(notebook)  # of the code that gave these outputs
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for cell in notebook.cells:
         for key in set(cell.metadata) - {"tags", "cellView", "jupyter", "mystnb", "fingerprint", "claims"}:

@@ -64,20 +64,26 @@
     });
   }
 
+  // The theme and the widgets write when they like: look again after every change, once a frame.
+  var waiting = false;
   function settle() {
+    waiting = false;
+    nameSliders();
     nameByWords();
     quietIcons();
     reachScrollers();
   }
+  function soon() {
+    if (!waiting) { waiting = true; window.requestAnimationFrame(settle); }
+  }
 
   function start() {
     bridgeMathJax();
-    nameSliders();
     settle();
-    new MutationObserver(nameSliders).observe(document.querySelector("main") || document.body,
-      { childList: true, subtree: true, characterData: true, attributeFilter: ["class"] });
-    window.addEventListener("load", function () { setTimeout(settle, 300); });  // icons and formulas are there by then
-    window.addEventListener("resize", reachScrollers);
+    new MutationObserver(soon).observe(document.body,
+      { childList: true, subtree: true, characterData: true, attributeFilter: ["class", "aria-label"] });
+    window.addEventListener("load", soon);
+    window.addEventListener("resize", soon);
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

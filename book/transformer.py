@@ -235,3 +235,28 @@ class MultiHeadAttention(nn.Module):
                 query, key, value, mask, dropout, is_causal), None
         # (B, H, T, d_v) -> (B, T, H, d_v) -> (B, T, H * d_v)
         return self.output(heads.transpose(1, 2).flatten(2)), weights
+
+
+# From chapter 04, Masks
+
+def padding_mask(tokens: Tensor, pad: int = 0) -> Tensor:
+    """True where a token is real: tokens (B, S) -> mask (B, 1, 1, S).
+
+    Raises ValueError for another number of axes.
+    """
+    if tokens.dim() != 2:
+        raise ValueError(f"tokens must be (B, S), got {tuple(tokens.shape)}")
+    return (tokens != pad)[:, None, None, :]
+
+
+def causal_mask(T: int, S: int | None = None,
+                device: torch.device | str | None = None) -> Tensor:
+    """True where a query may look, at itself and before: (T, S); None: T.
+
+    Aligned at the end: the last query sees every key, as when T new tokens
+    ask S cached and new ones. Raises ValueError unless 1 <= T <= S.
+    """
+    S = T if S is None else S
+    if not 1 <= T <= S:
+        raise ValueError(f"T must be from 1 to S, got T {T} and S {S}")
+    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)

@@ -55,7 +55,8 @@ def test_outputs_and_counts_are_stored_and_nothing_of_the_machine(book):
     assert notebook.cells[0].execution_count == 1 and printed(notebook, 0) == "2\n"
     assert notebook.cells[0].outputs[1].data["text/plain"] == "42"
     assert notebook.cells[0].metadata == {"tags": ["export"]}
-    assert set(notebook.metadata) == {"kernelspec", "language_info"} and "version" not in notebook.metadata.language_info
+    assert set(notebook.metadata) == {"kernelspec", "language_info", "fingerprint"}
+    assert "version" not in notebook.metadata.language_info
     assert notebook.metadata.kernelspec.name == "python3"
 
 

@@ -5,7 +5,10 @@ MIT License.
 """
 
 import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from heapq import heappop, heappush
 
 import torch
 import torch.nn.functional as F
@@ -260,3 +263,195 @@ def causal_mask(T: int, S: int | None = None,
     if not 1 <= T <= S:
         raise ValueError(f"T must be from 1 to S, got T {T} and S {S}")
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+
+
+# From chapter 05, Positional encoding
+
+def positional_encoding(length: int, d_model: int) -> Tensor:
+    """Sines and cosines of positions, (length, d_model), in float64 (§3.5).
+
+    Entry 2i is sin(position / 10000^(2i/d_model)), entry 2i + 1 its cosine.
+    Raises ValueError for sizes below 1.
+    """
+    check_sizes(length=length, d_model=d_model)
+    position = torch.arange(length, dtype=torch.float64).unsqueeze(1)
+    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = position / 10000 ** (even / d_model)  # (length, pairs)
+    pairs = torch.stack([angle.sin(), angle.cos()], dim=-1)
+    return pairs.flatten(1)[:, :d_model]  # an odd d_model drops a cosine
+
+
+class PositionalEncoding(nn.Module):
+    """Adds to each vector where it stands, then drops out (§3.5, §5.4).
+
+    kind: "sinusoidal", "learned" (a table that is trained) or "none".
+    Raises ValueError for another kind, sizes below 1, a dropout not in
+    [0, 1).
+    """
+
+    KINDS = ("sinusoidal", "learned", "none")
+
+    def __init__(self, d_model: int, *, dropout: float = 0.0,
+                 max_length: int = 1024, kind: str = "sinusoidal"):
+        super().__init__()
+        check_sizes(d_model=d_model, max_length=max_length)
+        if kind not in self.KINDS:
+            raise ValueError(f"kind must be one of {self.KINDS}, "
+                             f"got {kind!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.kind, self.dropout = kind, nn.Dropout(dropout)
+        table = positional_encoding(max_length, d_model).float()
+        if kind == "learned":
+            self.table = nn.Parameter(torch.randn_like(table) * d_model**-0.5)
+        else:
+            self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x (B, T, d_model) stands at positions start, start + 1, ...
+
+        Raises ValueError for another shape, or if these do not fit the table.
+        """
+        max_length, d_model = self.table.shape
+        if x.dim() != 3 or x.shape[-1] != d_model:
+            raise ValueError(f"x must be (batch, length, d_model {d_model}), "
+                             f"got {tuple(x.shape)}")
+        if self.kind == "none":
+            return self.dropout(x)
+        end = start + x.shape[1]
+        if not 0 <= start <= end <= max_length:
+            raise ValueError(f"positions must be from 0 and below max_length "
+                             f"{max_length}, got {start} to {end - 1}")
+        return self.dropout(x + self.table[start:end])
+
+
+# From chapter 06, Tokens and embeddings
+
+class BytePairEncoding:
+    """Text to ids and back, over bytes (§5.1; Sennrich et al. 2016).
+
+    Ids 0, 1, 2 are pad, bos, eos, ids 3 to 258 bytes; each merge of a pair
+    of ids makes one more. Pairs lie within a word and the space before it.
+    """
+
+    def __init__(self, merges: Iterable[tuple[int, int]]):
+        self.merges = {}
+        self.pieces = [b""] * 3 + [bytes([byte]) for byte in range(256)]
+        for left, right in merges:
+            new, known = len(self.pieces), range(3, len(self.pieces))
+            if left not in known or right not in known or \
+                    (left, right) in self.merges:
+                raise ValueError(f"merges must be different pairs of ids, at "
+                                 f"this point from 3 to {new - 1}, got "
+                                 f"{(left, right)}")
+            self.merges[left, right] = new
+            self.pieces.append(self.pieces[left] + self.pieces[right])
+
+    @staticmethod
+    def words(text: str) -> list[list[int]]:
+        """The ids of the bytes of each word."""
+        return [[3 + byte for byte in word.encode()]
+                for word in re.findall(r" ?\S+|\s+?(?= \S)|\s+", text)]
+
+    @staticmethod
+    def merge(ids: list[int], pair: tuple[int, int], new: int) -> list[int]:
+        """ids with `new` for each `pair`, from left to right."""
+        merged = []
+        for i in ids:
+            if merged and (merged[-1], i) == pair:
+                merged[-1] = new
+            else:
+                merged.append(i)
+        return merged
+
+    @classmethod
+    def train(cls, texts: Iterable[str], n_merges: int) -> "BytePairEncoding":
+        """Merge the commonest pair, of equals the lowest, n_merges times.
+
+        Fewer, if every word is one piece before. Raises ValueError for one
+        text in place of several, and for n_merges below 0.
+        """
+        if isinstance(texts, str):
+            raise ValueError(f"texts must be several, got one: "
+                             f"{texts[:20]!r}")
+        if n_merges < 0:
+            raise ValueError(f"n_merges must be at least 0, got {n_merges}")
+        counts = Counter(tuple(w) for text in texts for w in cls.words(text))
+        words, times = [list(word) for word in counts], [*counts.values()]
+        totals, places, changed = Counter(), defaultdict(set), set()
+        heap, merges = [], []
+
+        def tally(i, sign):
+            for pair in zip(words[i], words[i][1:]):
+                totals[pair] += sign * times[i]
+                places[pair].add(i)
+                changed.add(pair)
+
+        for i in range(len(words)):
+            tally(i, 1)
+        while len(merges) < n_merges:
+            for pair in changed:
+                heappush(heap, (-totals[pair], pair))
+            changed.clear()
+            while heap and heap[0][0] != -totals[heap[0][1]]:
+                heappop(heap)  # its total has changed since
+            if not heap or heap[0][0] == 0:
+                break
+            _, pair = heappop(heap)
+            for i in places.pop(pair):
+                tally(i, -1)
+                words[i] = cls.merge(words[i], pair, 259 + len(merges))
+                tally(i, 1)
+            merges.append(pair)
+        return cls(merges)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without bos and eos."""
+        ids = []
+        for word in self.words(text):
+            while pairs := self.merges.keys() & zip(word, word[1:]):
+                pair = min(pairs, key=self.merges.get)  # the earliest merge
+                word = self.merge(word, pair, self.merges[pair])
+            ids += word
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Raises ValueError for ids that there are not.
+        """
+        ids = list(ids)
+        for i in ids:
+            if not 0 <= i < len(self.pieces):
+                raise ValueError(f"ids must be below the vocabulary's size "
+                                 f"{len(self.pieces)}, got {i}")
+        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+
+class TokenEmbedding(nn.Embedding):
+    """Ids (B, T) to vectors (B, T, d_model), times √d_model (§3.4).
+
+    Starts from N(0, 1/√d_model): what comes out starts with variance 1.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int):
+        check_sizes(vocab_size=vocab_size, d_model=d_model)
+        super().__init__(vocab_size, d_model)
+        nn.init.normal_(self.weight, std=d_model**-0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Raises ValueError for tokens that are not (B, T) of whole numbers,
+        and, on the CPU only (a GPU would stall), for ids out of range.
+        """
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise ValueError(f"tokens must be (B, T) with T at least 1, "
+                             f"got {tuple(tokens.shape)}")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens must be int64, got {tokens.dtype}")
+        if tokens.device.type == "cpu" and tokens.numel():
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.num_embeddings:
+                raise ValueError(
+                    f"tokens must be ids below vocab_size "
+                    f"{self.num_embeddings}, got {low} to {high}")
+        return super().forward(tokens) * math.sqrt(self.embedding_dim)

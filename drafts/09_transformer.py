@@ -466,7 +466,7 @@ assert same and extra == 4 * 16
 # %% [markdown]
 # ## Is it the paper's?
 #
-# The paper gives one number that a construction can be held against: 65 million parameters for the base model and 213 million for the big one (Table 3), with a
+# The paper gives one kind of number that a construction can be held against: 65 million parameters for the base model and 213 million for the big one (Table 3), with a
 # shared vocabulary of "about 37000" (§5.1). To count, no memory is needed: on PyTorch's `meta` device tensors have shapes and no contents. **Guess first:** what
 # holds most of the base model: attention, feed-forward layers, or the words?
 
@@ -535,6 +535,8 @@ table_3 = {
     "C: d_ff 1024": ({"d_ff": 1024}, 53),
     "C: d_ff 4096": ({"d_ff": 4096}, 90),
     "big": ({"d_model": 1024, "n_heads": 16, "d_ff": 4096}, 213)}
+
+# %%
 def vocabularies(lost=0.0):  # a share of the decoder's attention
     found = {}
     for name, (changed, million) in table_3.items():
@@ -578,7 +580,9 @@ show("For each of eleven models of Table 3, the range of vocabularies that "
 
 # %% [markdown]
 # Ten of eleven agree on 41,000 to 41,200, and the big model, at the same width as one of the ten, wants 5,000 fewer. So no vocabulary gives both 65 and 213. We do not know what
-# was counted, nor whether the big model had another vocabulary, and leave our numbers as they are. That ten rows meet in a band of 206 supports the *layers*: without cross-attention, for example, no vocabulary
+# was counted, nor whether the big model had another vocabulary, and leave our numbers as they are.
+#
+# That ten rows meet in a band of 206 supports the *layers*: without cross-attention, for example, no vocabulary
 # fits all ten.
 #
 # ### Where the parameters sit
@@ -596,7 +600,7 @@ def draw(vocabulary, d_model, tied):
     bars = ax.barh(PARTS, shares, color=[
         COLORS["key"], COLORS["encoder"], COLORS["decoder"],
         COLORS["value"], COLORS["neutral"]])
-    ax.bar_label(bars, [f"{counts[part] / 1e6:.3g} million"
+    ax.bar_label(bars, [f"{counts[part] / 1e6:.2f} million"
                         for part in PARTS], padding=4, fontsize=10)
     ax.set(xlim=(0, 125), xticks=range(0, 101, 20),
            xlabel="share of the parameters (%)",
@@ -662,6 +666,8 @@ for V, ties in itertools.product((100, 1000, 10_000), ("none", "all")):
 #
 # Now we break things on purpose. Three faults sit in the model: the decoder's causal mask removed, positions left out, cross-attention silenced. One sits in the
 # training loop: the target not shifted, so that the decoder is given the very word it must name. One is in the start: token vectors from $N(0, 1)$, PyTorch's default for embeddings.
+#
+# The model's code stays as it is: we reach in with *hooks*, functions that a module calls before or after its `forward`, and that may change what goes in or comes out.
 
 # %%
 FAULTS = ("none", "no causal mask", "no positions", "blind to the source",
@@ -755,6 +761,7 @@ assert passing == [f for f in FAULTS if f != "blind to the source"]
 halfway = {fault: next(i for i, loss in enumerate(losses) if loss < 0.1)
            for fault, (_, losses) in trained.items() if fault in passing}
 assert halfway["target not shifted"] < halfway["none"] - 5
+assert halfway["no positions"] < halfway["none"]
 assert abs(halfway["no causal mask"] - halfway["none"]) < 8
 
 # %% tags=["hide-input"]
@@ -825,7 +832,7 @@ for fault in FAULTS:
 # %% [markdown]
 # ## Change a token and look
 #
-# The cheapest check needs no training. Change one token, run again, and see at which positions the logits move at all. Of the source, every token should reach every position; of the target, a
+# The cheapest check takes a few forward passes and no training; we try it on the five models that we have. Change one token, run again, and see at which positions the logits move at all. Of the source, every token should reach every position; of the target, a
 # token should reach only its own position and later ones.
 #
 # **The question:** which fault shows in this picture, and which does not?
@@ -938,7 +945,7 @@ assert shared == {"output.weight", "target.weight"}
 # %% [markdown]
 # ## What the heads look at
 #
-# The last tool. Layers do not hand out their weights unless asked, and nobody inside asks. PyTorch lets us listen in with *hooks*: functions that a module calls before or after its `forward`. One switches `need_weights` on, one keeps what comes out.
+# The last tool. Layers do not hand out their weights unless asked, and nobody inside asks. Hooks let us listen in. One, before `forward`, switches `need_weights` on; one, after it, keeps what comes out.
 
 # %% tags=["export"]
 @contextmanager
@@ -1006,7 +1013,7 @@ explore(draw, attention=["decoder, cross", "encoder, self", "decoder, self"],
         layer=[1, 2], head=[1, 2, 3, 4])
 
 # %% [markdown]
-# Head 4 of layer 1 does, clearly, in its cross-attention. The other seven do not, and yet every sentence comes out right. **Guess first:** if we train again from four other seeds, in how many
+# Head 4 of layer 1 does, clearly, in its cross-attention. The other seven have less than half of their weight there, and yet every sentence comes out right. **Guess first:** if we train again from four other seeds, in how many
 # does such a head appear?
 
 # %%

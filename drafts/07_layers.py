@@ -447,8 +447,8 @@ def draw(depth, joint):
             markersize=4, label="gradient, coming down")
     ax.set(yscale="log", ylim=(1e-14, 1e5), xlim=(-depth / 50, 1.02 * depth),
            xlabel="layers below", ylabel="size (log scale)",
-           title=f"{joint}: signal at the top {signal[-1]:.0e}, "
-                 f"gradient at the bottom {gradient[0]:.0e}")
+           title=f"{joint}: top signal {signal[-1]:.0e}, "
+                 f"bottom gradient {gradient[0]:.0e}")
     ax.title.set_fontsize(11)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.legend(loc="lower center")
@@ -769,8 +769,8 @@ assert max(likenesses["post-norm", 50, 0.01]) < 0.7
 assert max(likenesses["pre-norm", 1, 0.01]) < 0.7
 
 # %% [markdown]
-# Who is who. The stacks that learn pull their positions apart. In those that fail all six positions have become one vector, and one vector names one digit. It is the
-# last frame of the second widget, after training. That this is *why* they fail, rather than a sign of it, we did not show.
+# Who is who. The stacks that learn pull their positions apart. In the three that fail all six positions have become one vector, and one vector names one digit. It is the
+# picture of 24 untrained post-norm blocks again, now after training. That this is *why* they fail, rather than a sign of it, we did not show.
 #
 # So "pre-norm needs no warm-up" is true at some rates. What pre-norm bought here is a wider range of them, for six small blocks, one
 # task and 150 updates. tensor2tensor, the authors' library, later made pre-norm its default, with a *longer* warm-up (8000 updates in place of 4000);

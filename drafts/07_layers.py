@@ -274,7 +274,7 @@ print("caught in", sum(gap > 1e-3 for gap in gaps.values()), "of", len(gaps))
 assert all(gap > 1e-3 for (d, size), gap in gaps.items() if size or d == 1)
 
 # %% [markdown]
-# At $d = 1$ it gives NaN (0 divided by 0), at 4 it is 0.866 of the right size, at 512 nobody would see it, and the gain could learn the difference. In one
+# At $d = 1$ it gives NaN (0 divided by 0), at 4 it is 0.866 of the right size, at 512 nobody would see it, and the gain could learn the difference. (The three cases not caught are constant rows of several numbers: 0 either way.) In one
 # thread ([BERT-pytorch, issue 30](https://github.com/codertimo/BERT-pytorch/issues/30)) somebody printed 1.5 against 1.732 for the row
 # (1, 0, 0, 0), exactly 0.866, and the reply was that both do the same thing. (More in
 # [annotated-transformer, issue 122](https://github.com/harvardnlp/annotated-transformer/issues/122).) A test of shapes, or of mean 0, passes. Comparing with a

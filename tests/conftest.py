@@ -1,4 +1,4 @@
-"""What tests share: small books made for the purpose, and numbers that repeat."""
+"""What tests share: small books made for the purpose, numbers and layers that repeat."""
 
 from pathlib import Path
 
@@ -6,6 +6,9 @@ import nbformat
 import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from torch import nn
+
+from book.transformer import MultiHeadAttention
 
 
 def markdown(source: str, **metadata):
@@ -19,6 +22,29 @@ def code(source: str, *tags: str, **fields):
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Normal numbers of this shape, the same at every call."""
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def layer(*sizes: int, dtype: torch.dtype = torch.float32, **options) -> MultiHeadAttention:
+    """A MultiHeadAttention that is the same at every call, with biases that are not 0."""
+    torch.manual_seed(0)
+    made = MultiHeadAttention(*sizes, **options).to(dtype)
+    if made.output.bias is not None:
+        for linear in (made.query, made.key, made.value, made.output):
+            nn.init.normal_(linear.bias)
+    return made
+
+
+def copy_of(ours: MultiHeadAttention) -> nn.MultiheadAttention:
+    """PyTorch's layer with our weights."""
+    bias = ours.output.bias is not None
+    theirs = nn.MultiheadAttention(ours.d_model, ours.n_heads, bias=bias, batch_first=True).to(ours.output.weight.dtype)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
+        theirs.out_proj.weight.copy_(ours.output.weight)
+        if bias:
+            theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+            theirs.out_proj.bias.copy_(ours.output.bias)
+    return theirs
 
 
 @pytest.fixture

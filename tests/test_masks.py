@@ -6,30 +6,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import numbers
-from torch import nn
+from conftest import copy_of, layer, numbers
 
 from book.transformer import MultiHeadAttention, attention, causal_mask, padding_mask
 
 TOKENS = torch.tensor([[5, 3, 8, 4, 7], [6, 9, 0, 0, 0], [2, 0, 0, 0, 0]])
-
-
-def layer(*sizes, dtype=torch.float32, **options):
-    torch.manual_seed(0)
-    made = MultiHeadAttention(*sizes, **options).to(dtype)
-    for linear in (made.query, made.key, made.value, made.output):
-        nn.init.normal_(linear.bias)
-    return made
-
-
-def copy_of(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """PyTorch's layer with our weights."""
-    theirs, parts = nn.MultiheadAttention(ours.d_model, ours.n_heads, batch_first=True), (ours.query, ours.key, ours.value)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        theirs.out_proj.load_state_dict(ours.output.state_dict())
-    return theirs
 
 
 def moves(model, x: torch.Tensor) -> torch.Tensor:

@@ -4,39 +4,16 @@ import itertools
 
 import pytest
 import torch
-from conftest import numbers
-from torch import nn
+from conftest import copy_of, layer, numbers
 
 from book.transformer import MultiHeadAttention, attention, fused_attention
-
-
-def layer(*sizes, dtype=torch.float32, **options):
-    torch.manual_seed(0)
-    made = MultiHeadAttention(*sizes, **options).to(dtype)
-    if made.output.bias is not None:
-        for linear in (made.query, made.key, made.value, made.output):
-            nn.init.normal_(linear.bias)
-    return made
-
-
-def copy_of(ours: MultiHeadAttention, heads: int) -> nn.MultiheadAttention:
-    """PyTorch's layer with our weights."""
-    bias = ours.output.bias is not None
-    theirs = nn.MultiheadAttention(ours.output.out_features, heads, bias=bias, batch_first=True).to(ours.output.weight.dtype)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
-        theirs.out_proj.weight.copy_(ours.output.weight)
-        if bias:
-            theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
-            theirs.out_proj.bias.copy_(ours.output.bias)
-    return theirs
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("bias, cross, masked, need_weights", itertools.product([True, False], repeat=4))
 def test_outputs_weights_and_gradients_equal_pytorchs(dtype, tolerance, bias, cross, masked, need_weights):
     ours = layer(12, 3, bias=bias, dtype=dtype)
-    theirs = copy_of(ours, 3)
+    theirs = copy_of(ours)
     x = numbers(2, 5, 12, dtype=dtype).requires_grad_()
     memory = numbers(2, 7, 12, dtype=dtype).requires_grad_() if cross else x
     mask = (torch.arange(memory.shape[1]) <= torch.arange(5)[:, None]) if masked else None

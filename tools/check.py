@@ -63,7 +63,8 @@ def executed(notebook: NotebookNode) -> Iterator[str]:
                 yield f"cell {i} stores an error: {output.ename}"
             if output.output_type == "stream" and output.name == "stderr":
                 yield f"cell {i} stores a warning: {output.text.strip()[:80]}"
-    if notebook.metadata.get("fingerprint", last_fingerprint(notebook)) != last_fingerprint(notebook):
+    now = last_fingerprint(notebook)
+    if notebook.metadata.get("fingerprint", now) != now:
         yield "the code has changed since its outputs were stored: run make execute"
 
 

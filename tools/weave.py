@@ -192,12 +192,12 @@ def read_chapter(path: Path, woven: Woven, figures: set[str]) -> tuple[nbformat.
             if again and not exporting:
                 raise ToolError(f"{where}: {min(again)!r} is exported above and means something else here")
             defined |= s.binds
+            lines = imported(s.node)
+            imports.update(lines)
             for name in s.binds:
-                imports.pop(name, None)
-            imports.update(imported(s.node))
-            for name in s.binds:
-                own_lines.setdefault(name, (where, imports.get(name)))
-            for name in s.binds:
+                if name not in lines:
+                    imports.pop(name, None)
+                own_lines.setdefault(name, (where, lines.get(name)))
                 only_full.pop(name, None)
                 if full:
                     only_full[name] = where.split(", ")[1]

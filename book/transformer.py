@@ -7,8 +7,11 @@ MIT License.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from heapq import heappop, heappush
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +149,22 @@ def check_sizes(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be at least 1, got {size!r}")
 
 
+def check_dropout(**shares: float) -> None:
+    """Raise ValueError for a share that is not in [0, 1)."""
+    for name, share in shares.items():
+        if not 0 <= share < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {share}")
+
+
+def check_vectors(d_model: int, **vectors: Tensor) -> None:
+    """Raise ValueError for what is not (batch, length, d_model) or empty."""
+    for name, x in vectors.items():
+        if x.dim() != 3 or x.shape[1] == 0 or x.shape[2] != d_model:
+            raise ValueError(f"{name} must be (batch, length, d_model "
+                             f"{d_model}) and not empty, "
+                             f"got {tuple(x.shape)}")
+
+
 def start_as_xavier(module: nn.Module) -> None:
     """Start all matrices by Xavier's rule (Glorot, 2010), biases at 0."""
     for parameter in module.parameters():
@@ -171,8 +190,7 @@ class MultiHeadAttention(nn.Module):
         if None in (d_k, d_v) and d_model % n_heads:
             raise ValueError(f"d_model must be divisible by n_heads, got "
                              f"d_model {d_model} and n_heads {n_heads}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        check_dropout(dropout=dropout)
         d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads
         self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
         self.query = nn.Linear(d_model, n_heads * d_k, bias)
@@ -207,9 +225,7 @@ class MultiHeadAttention(nn.Module):
                 self._split(self.value, memory, "memory"))
 
     def _split(self, layer, x, name):
-        if x.dim() != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"{name} must be (batch, length, d_model "
-                             f"{self.d_model}), got {tuple(x.shape)}")
+        check_vectors(self.d_model, **{name: x})
         # (B, T, H * d_k) -> (B, T, H, d_k) -> (B, H, T, d_k)
         return layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
@@ -298,8 +314,7 @@ class PositionalEncoding(nn.Module):
         if kind not in self.KINDS:
             raise ValueError(f"kind must be one of {self.KINDS}, "
                              f"got {kind!r}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        check_dropout(dropout=dropout)
         self.kind, self.dropout = kind, nn.Dropout(dropout)
         table = positional_encoding(max_length, d_model).float()
         if kind == "learned":
@@ -313,9 +328,7 @@ class PositionalEncoding(nn.Module):
         Raises ValueError for another shape, or if these do not fit the table.
         """
         max_length, d_model = self.table.shape
-        if x.dim() != 3 or x.shape[-1] != d_model:
-            raise ValueError(f"x must be (batch, length, d_model {d_model}), "
-                             f"got {tuple(x.shape)}")
+        check_vectors(d_model, x=x)
         if self.kind == "none":
             return self.dropout(x)
         end = start + x.shape[1]
@@ -432,11 +445,13 @@ class TokenEmbedding(nn.Embedding):
     """Ids (B, T) to vectors (B, T, d_model), times √d_model (§3.4).
 
     Starts from N(0, 1/√d_model): what comes out starts with variance 1.
+    name: what error messages call the ids.
     """
 
-    def __init__(self, vocab_size: int, d_model: int):
+    def __init__(self, vocab_size: int, d_model: int, name: str = "tokens"):
         check_sizes(vocab_size=vocab_size, d_model=d_model)
         super().__init__(vocab_size, d_model)
+        self.name = name
         nn.init.normal_(self.weight, std=d_model**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -444,14 +459,321 @@ class TokenEmbedding(nn.Embedding):
         and, on the CPU only (a GPU would stall), for ids out of range.
         """
         if tokens.dim() != 2 or tokens.shape[1] == 0:
-            raise ValueError(f"tokens must be (B, T) with T at least 1, "
+            raise ValueError(f"{self.name} must be (B, T) with T at least 1, "
                              f"got {tuple(tokens.shape)}")
         if tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"tokens must be int64, got {tokens.dtype}")
+            raise ValueError(f"{self.name} must be int64, "
+                             f"got {tokens.dtype}")
         if tokens.device.type == "cpu" and tokens.numel():
             low, high = tokens.aminmax()
             if low < 0 or high >= self.num_embeddings:
                 raise ValueError(
-                    f"tokens must be ids below vocab_size "
+                    f"{self.name} must be ids below vocab_size "
                     f"{self.num_embeddings}, got {low} to {high}")
         return super().forward(tokens) * math.sqrt(self.embedding_dim)
+
+
+# From chapter 07, Layers
+
+class FeedForward(nn.Sequential):
+    """Linear, ReLU, dropout, linear: each position for itself (§3.3)."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0):
+        check_sizes(d_model=d_model, d_ff=d_ff)
+        check_dropout(dropout=dropout)
+        super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(),
+                         nn.Dropout(dropout), nn.Linear(d_ff, d_model))
+        start_as_xavier(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_model) -> (..., d_model); ValueError for another width"""
+        if x.shape[-1] != self[0].in_features:
+            raise ValueError(f"x must be (..., d_model "
+                             f"{self[0].in_features}), got {tuple(x.shape)}")
+        return super().forward(x)
+
+
+class Residual(nn.Module):
+    """A sublayer, a way around it, layer norm and dropout (§3.1, §5.4).
+
+    norm_first False, the paper's: norm(x + dropout(sublayer(x)));
+    True: x + dropout(sublayer(norm(x))).
+    """
+
+    def __init__(self, d_model: int, *, dropout: float = 0.0,
+                 norm_first: bool = False):
+        super().__init__()
+        check_sizes(d_model=d_model)
+        check_dropout(dropout=dropout)
+        self.norm, self.dropout = nn.LayerNorm(d_model), nn.Dropout(dropout)
+        self.norm_first = norm_first
+
+    def forward(self, x: Tensor,
+                sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x and what comes out: (B, T, d_model); ValueError for others"""
+        check_vectors(len(self.norm.weight), x=x)
+        if self.norm_first:
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+# From chapter 08, Encoder and decoder
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward layer, each in a Residual (§3.1).
+
+    dropout: after each sublayer. attention_dropout: on weights.
+    activation_dropout: after the ReLU. heads: d_k, d_v, bias of
+    MultiHeadAttention.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_ff: int, *,
+                 dropout: float = 0.1, attention_dropout: float = 0.0,
+                 activation_dropout: float = 0.0, norm_first: bool = False,
+                 **heads):
+        super().__init__()
+        check_dropout(attention_dropout=attention_dropout,
+                      activation_dropout=activation_dropout)
+        self.self_attention = MultiHeadAttention(
+            d_model, n_heads, dropout=attention_dropout, **heads)
+        self.feed_forward = FeedForward(d_model, d_ff, activation_dropout)
+        self.residuals = nn.ModuleList(
+            Residual(d_model, dropout=dropout, norm_first=norm_first)
+            for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x and what comes out: (B, S, d_model); mask as in `attention`."""
+        x = self.residuals[0](
+            x, lambda x: self.self_attention(x, mask=mask)[0])
+        return self.residuals[1](x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to a memory, feed-forward (§3.1).
+
+    Arguments as in EncoderLayer.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_ff: int, *,
+                 dropout: float = 0.1, attention_dropout: float = 0.0,
+                 activation_dropout: float = 0.0, norm_first: bool = False,
+                 **heads):
+        super().__init__()
+        check_dropout(attention_dropout=attention_dropout,
+                      activation_dropout=activation_dropout)
+        self.self_attention, self.cross_attention = (
+            MultiHeadAttention(d_model, n_heads, dropout=attention_dropout,
+                               **heads) for _ in range(2))
+        self.feed_forward = FeedForward(d_model, d_ff, activation_dropout)
+        self.residuals = nn.ModuleList(
+            Residual(d_model, dropout=dropout, norm_first=norm_first)
+            for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None,
+                memory_mask: Tensor | None = None) -> Tensor:
+        """x (B, T, d_model), memory (B, S, d_model) -> (B, T, d_model)
+
+        No position sees a later one; the masks may forbid more.
+        Raises ValueError without a memory.
+        """
+        if memory is None:  # attention would look at x, later ones too
+            raise ValueError("memory must be (B, S, d_model), got None")
+        x = self.residuals[0](x, lambda x: self.self_attention(
+            x, mask=mask, is_causal=True)[0])
+        x = self.residuals[1](x, lambda x: self.cross_attention(
+            x, memory, memory_mask)[0])
+        return self.residuals[2](x, self.feed_forward)
+
+
+class Encoder(nn.Module):
+    """EncoderLayers, one after the other; sizes and options are theirs.
+
+    final_norm: a layer norm at the end. None: where norm_first, since what
+    goes past every norm must meet one in the end.
+    """
+
+    layer = EncoderLayer
+
+    def __init__(self, n_layers: int, d_model: int, n_heads: int, d_ff: int,
+                 *, final_norm: bool | None = None, **options):
+        super().__init__()
+        check_sizes(n_layers=n_layers)
+        self.layers = nn.ModuleList(
+            self.layer(d_model, n_heads, d_ff, **options)
+            for _ in range(n_layers))
+        if final_norm is None:
+            final_norm = options.get("norm_first", False)
+        self.norm = nn.LayerNorm(d_model) if final_norm else nn.Identity()
+
+    def forward(self, x: Tensor, *more: Tensor | None,
+                **named: Tensor | None) -> Tensor:
+        """As a layer's forward."""
+        for layer in self.layers:
+            x = layer(x, *more, **named)
+        return self.norm(x)
+
+
+class Decoder(Encoder):
+    """DecoderLayers, one after the other; arguments as in Encoder."""
+
+    layer = DecoderLayer
+
+
+# From chapter 09, The Transformer
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The sizes and options of a Transformer.
+
+    dropout: after sublayers and embeddings; attention_dropout: on weights;
+    activation_dropout: after the ReLU; bias: in attention's projections.
+    positions: "sinusoidal", "learned" or "none". tie_embeddings: "decoder"
+    makes target embedding and output one matrix, "all" the source's, too.
+    Raises ValueError that names the first value that cannot be.
+    """
+
+    TIES: ClassVar = ("none", "decoder", "all")
+    src_vocab_size: int
+    tgt_vocab_size: int
+    d_model: int = 512
+    n_heads: int = 8
+    n_layers: int = 6
+    d_ff: int = 2048
+    d_k: int | None = None  # None: d_model // n_heads
+    d_v: int | None = None
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    bias: bool = False
+    norm_first: bool = False
+    final_norm: bool | None = None  # None: as norm_first
+    positions: str = "sinusoidal"
+    tie_embeddings: str = "none"
+    max_length: int = 1024
+    pad: int = 0
+    bos: int = 1
+    eos: int = 2
+
+    def __post_init__(self):
+        for field in fields(self):
+            value, kind = getattr(self, field.name), field.type
+            if not isinstance(value, int | float if kind is float else kind):
+                kind = kind.__name__ if isinstance(kind, type) else kind
+                raise ValueError(f"{field.name} must be {kind}, "
+                                 f"got {value!r}")
+        check_sizes(**{name: getattr(self, name) for name in (
+            "src_vocab_size", "tgt_vocab_size", "d_model", "n_heads",
+            "n_layers", "d_ff", "d_k", "d_v", "max_length")})
+        check_dropout(**{name: getattr(self, name) for name in (
+            "dropout", "attention_dropout", "activation_dropout")})
+
+        def expect(fits, name, expected):
+            if not fits:
+                raise ValueError(f"{name} must be {expected}, "
+                                 f"got {getattr(self, name)!r}")
+
+        expect(None not in (self.d_k, self.d_v)
+               or self.d_model % self.n_heads == 0,
+               "n_heads", f"a divisor of d_model {self.d_model}")
+        expect(self.positions in PositionalEncoding.KINDS,
+               "positions", f"one of {PositionalEncoding.KINDS}")
+        expect(self.tie_embeddings in self.TIES,
+               "tie_embeddings", f"one of {self.TIES}")
+        expect(self.tie_embeddings != "all"
+               or self.tgt_vocab_size == self.src_vocab_size,
+               "tgt_vocab_size",
+               f"src_vocab_size {self.src_vocab_size} to share a matrix")
+        V = min(self.src_vocab_size, self.tgt_vocab_size)
+        for name in ("pad", "bos", "eos"):
+            expect(0 <= getattr(self, name) < V, name, f"an id below {V}")
+        expect(len({self.pad, self.bos, self.eos}) == 3, "pad",
+               f"one of three ids, with bos {self.bos} and eos {self.eos}")
+
+    @classmethod
+    def base(cls, vocab_size: int) -> "TransformerConfig":
+        """The paper's base model (Table 3): one vocabulary, one matrix."""
+        return cls(vocab_size, vocab_size, tie_embeddings="all")
+
+    @classmethod
+    def big(cls, vocab_size: int) -> "TransformerConfig":
+        """The paper's big model (Table 3)."""
+        return cls(vocab_size, vocab_size, d_model=1024, n_heads=16,
+                   d_ff=4096, dropout=0.3, tie_embeddings="all")
+
+
+class Transformer(nn.Module):
+    """The encoder-decoder of "Attention Is All You Need" (§3).
+
+    Token ids in, logits out; padding stands on the right.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        c, sizes = config, (config.n_layers, config.d_model, config.n_heads,
+                            config.d_ff)
+        options = {name: getattr(c, name) for name in (
+            "d_k", "d_v", "dropout", "attention_dropout",
+            "activation_dropout", "bias", "norm_first", "final_norm")}
+        self.encoder = Encoder(*sizes, **options)
+        self.decoder = Decoder(*sizes, **options)
+        self.source = TokenEmbedding(c.src_vocab_size, c.d_model, "src")
+        self.target = TokenEmbedding(c.tgt_vocab_size, c.d_model, "tgt")
+        self.output = nn.Linear(c.d_model, c.tgt_vocab_size, bias=False)
+        if c.tie_embeddings == "all":
+            self.source.weight = self.target.weight
+        if c.tie_embeddings != "none":
+            self.output.weight = self.target.weight
+        self.source_positions, self.target_positions = (
+            PositionalEncoding(c.d_model, dropout=c.dropout, kind=c.positions,
+                               max_length=c.max_length)
+            for _ in range(2))
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """src (B, S), tgt (B, T) -> logits (B, T, V) of each next token
+
+        Raises ValueError for another batch size, and as the parts do.
+        """
+        if src.shape[:1] != tgt.shape[:1]:
+            raise ValueError(f"src and tgt must have one batch size, got "
+                             f"{tuple(src.shape)} and {tuple(tgt.shape)}")
+        return self.decode(tgt, *self.encode(src))
+
+    def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """src (B, S) -> memory (B, S, d_model), its mask (B, 1, 1, S)"""
+        x = self.source_positions(self.source(src))
+        mask = padding_mask(src, self.config.pad)
+        return self.encoder(x, mask), mask
+
+    def decode(self, tgt: Tensor, memory: Tensor,
+               memory_mask: Tensor | None = None) -> Tensor:
+        """tgt (B, T) and what `encode` gave -> logits (B, T, V)
+
+        Padding on the right of tgt needs no mask: no real token sees it.
+        """
+        x = self.target_positions(self.target(tgt))
+        return self.output(self.decoder(x, memory, None, memory_mask))
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within it, every call keeps its weights: layer name -> (B, H, T, S).
+
+    Takes the explicit path, which is slower; weights are detached.
+    """
+    weights, handles = {}, []
+    for name, layer in model.named_modules():
+        if isinstance(layer, MultiHeadAttention):
+            handles += [
+                layer.register_forward_pre_hook(
+                    lambda layer, inputs, options: (
+                        inputs, options | {"need_weights": True}),
+                    with_kwargs=True),
+                layer.register_forward_hook(
+                    lambda layer, inputs, output, name=name:
+                    weights.update({name: output[1].detach()}))]
+    try:
+        yield weights
+    finally:
+        for handle in handles:
+            handle.remove()

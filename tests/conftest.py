@@ -5,10 +5,13 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from hypothesis import settings
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from torch import nn
 
 from book.transformer import MultiHeadAttention
+
+FEW = settings(max_examples=40, deadline=None, database=None, derandomize=True)  # the same at every run, and no files
 
 
 def markdown(source: str, **metadata):

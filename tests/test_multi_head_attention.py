@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
-from conftest import copy_of, layer, numbers
+from conftest import FEW, copy_of, layer, numbers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from book.transformer import MultiHeadAttention, attention, fused_attention
 
@@ -75,6 +77,43 @@ def test_the_fused_and_the_explicit_path_agree_also_on_empty_rows(kind, T, S, is
     assert torch.allclose(output[blind], ours.output.bias.expand_as(output[blind]), atol=1e-6)
 
 
+SIZES = st.integers(1, 5)
+
+
+@FEW
+@given(data=st.data(), B=st.integers(1, 3), H=st.integers(1, 3), T=SIZES, S=SIZES, d_k=SIZES, d_v=SIZES, causal=st.booleans())
+def test_for_any_shape_and_mask_both_paths_give_what_loops_over_pairs_give(data, B, H, T, S, d_k, d_v, causal):
+    shape = data.draw(st.sampled_from([(T, S), (1, S), (B, 1, 1, S), (B, 1, T, S), (B, H, T, S), (1, H, T, 1)]))
+    size = torch.Size(shape).numel()
+    mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size))).view(shape)
+    ours, x, memory = layer(6, H, d_k=d_k, d_v=d_v), numbers(B, T, 6), numbers(B, S, 6)
+    query, (key, value) = ours.queries(x), ours.keys_values(memory)
+    heads = torch.zeros(B, T, H, d_v)
+    allowed = mask.expand(B, H, T, S).tolist()
+    for b, h, t in itertools.product(range(B), range(H), range(T)):
+        seen = [s for s in range(S) if allowed[b][h][t][s] and (not causal or s <= t + S - T)]
+        if seen:
+            weights = (key[b, h, seen] @ query[b, h, t] / d_k**0.5).softmax(dim=0)
+            heads[b, t, h] = weights @ value[b, h, seen]
+    expected = ours.output(heads.flatten(2))
+    for need_weights in (False, True):
+        output, _ = ours(x, memory, mask, is_causal=causal, need_weights=need_weights)
+        assert torch.allclose(output, expected, atol=1e-5)
+
+
+@FEW
+@given(shape=st.lists(st.integers(1, 4), max_size=5))
+def test_of_all_shapes_a_mask_may_have_those_documented_are_accepted_and_no_others(shape):
+    B, H, T, S = 2, 2, 3, 4
+    fits = len(shape) in (2, 4) and all(m in (1, n) for m, n in zip(reversed(shape), (S, T, H, B)))
+    for need_weights in (False, True):
+        try:
+            layer(6, H)(numbers(B, T, 6), numbers(B, S, 6), torch.ones(shape, dtype=torch.bool), need_weights=need_weights)
+            assert fits
+        except ValueError as error:
+            assert not fits and "mask must" in str(error)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_low_precision_stays_finite_with_empty_rows(dtype, need_weights):
@@ -128,7 +167,7 @@ def test_wrong_sizes_are_named(arguments, options, message):
 
 
 @pytest.mark.parametrize("shapes, message", [
-    (((5, 12),), r"x must be .*12\), got \(5, 12\)"), (((2, 5, 11),), r"x must be .*got \(2, 5, 11\)"),
+    (((5, 12),), r"x must be .*12\) .*got \(5, 12\)"), (((2, 5, 11),), r"x must be .*got \(2, 5, 11\)"),
     (((2, 5, 12), (2, 5, 13)), r"memory must be .*got \(2, 5, 13\)"), (((2, 5, 12), (3, 5, 12)), "memory must have")])
 def test_inputs_that_do_not_fit_are_named(shapes, message):
     with pytest.raises(ValueError, match=message):

@@ -105,9 +105,9 @@ def test_positions_that_the_table_lacks_are_named(kind, length, start, got):
 
 
 @pytest.mark.parametrize("kind", PositionalEncoding.KINDS)
-@pytest.mark.parametrize("shape", [(6, 6), (2, 3, 1), (2, 3, 5), (1, 2, 3, 6)])
+@pytest.mark.parametrize("shape", [(6, 6), (2, 3, 1), (2, 3, 5), (2, 0, 6), (1, 2, 3, 6)])
 def test_another_shape_is_refused_not_broadcast(kind, shape):
-    with pytest.raises(ValueError, match=r"x must be \(batch, length, d_model 6\), got"):
+    with pytest.raises(ValueError, match=r"x must be \(batch, length, d_model 6\) and not empty, got"):
         PositionalEncoding(6, kind=kind)(torch.zeros(shape))
 
 

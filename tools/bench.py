@@ -1,4 +1,4 @@
-"""Compare the speed of our layers with PyTorch's: in one process, in turn, as ratios of medians."""
+"""Compare our layers with PyTorch's: time in one process, in turn, as ratios of medians; and memory kept for the backward pass."""
 
 import argparse
 import time
@@ -24,6 +24,21 @@ def ratio(ours: Callable, theirs: Callable, repeats: int) -> float:
     return medians[0] / medians[1]
 
 
+def kept(forward: Callable, parameters: set[int]) -> float:
+    """The megabytes that `forward` keeps for the backward pass: each storage once, none of the parameters' (by address)."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()  # holds the graph, so that no address is used twice
+    del result
+    return sum(storages.values()) / 1e6
+
+
 def multi_head_attention(repeats: int) -> None:
     """Forward and backward, self-attention, d_model 512, 8 heads."""
     from book.transformer import MultiHeadAttention
@@ -32,13 +47,56 @@ def multi_head_attention(repeats: int) -> None:
         x = torch.randn(batch, length, 512, requires_grad=True)
         found = ratio(lambda: ours(x)[0].sum().backward(),
                       lambda: theirs(x, x, x, need_weights=False)[0].sum().backward(), repeats)
-        print(f"MultiHeadAttention / nn.MultiheadAttention, (B {batch}, T {length}): {found:.2f}", flush=True)
+        print(f"MultiHeadAttention / nn.MultiheadAttention, (B {batch}, T {length}): time {found:.2f} (at most 1.05)", flush=True)
+
+
+class Theirs(nn.Module):
+    """nn.Transformer between the embeddings and the output of a Transformer of ours, which it shares."""
+
+    def __init__(self, ours: nn.Module):
+        super().__init__()
+        c = ours.config
+        self.ours = ours
+        self.stacks = nn.Transformer(c.d_model, c.n_heads, c.n_layers, c.n_layers, c.d_ff, dropout=c.dropout, batch_first=True)
+
+    def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
+        ours, pad = self.ours, src == self.ours.config.pad
+        causal = nn.Transformer.generate_square_subsequent_mask(tgt.shape[1])
+        return ours.output(self.stacks(
+            ours.source_positions(ours.source(src)), ours.target_positions(ours.target(tgt)), tgt_mask=causal, tgt_is_causal=True,
+            src_key_padding_mask=pad, memory_key_padding_mask=pad))
+
+
+def transformer(repeats: int) -> None:
+    """Forward and backward of the whole model in training, a fifth of the source padded, with biases and final norms as PyTorch has them."""
+    from book.transformer import Transformer, TransformerConfig
+    alike = {"bias": True, "final_norm": True}
+    for name, config, batch, length, limit in (
+            ("small", TransformerConfig(1000, 1000, d_model=128, n_heads=4, n_layers=2, d_ff=256, **alike), 64, 32, 0.95),
+            ("base", TransformerConfig(8000, 8000, **alike), 8, 64, 0.98)):
+        for dropout in (config.dropout, 0.0):  # PyTorch's single dropout also acts inside attention and after the ReLU
+            ours = Transformer(TransformerConfig(**vars(config) | dict.fromkeys(
+                ("dropout", "attention_dropout", "activation_dropout"), dropout)))
+            theirs = Theirs(ours)
+            src, tgt = torch.randint(3, config.src_vocab_size, (2, batch, length))
+            src[: batch // 2, -(2 * length) // 5:] = config.pad
+
+            def step(model: nn.Module) -> None:
+                model.zero_grad()
+                model(src, tgt).logsumexp(dim=-1).mean().backward()
+            found = ratio(lambda: step(ours), lambda: step(theirs), repeats)
+            parameters = {p.untyped_storage().data_ptr() for p in theirs.parameters()}
+            mine, other = (kept(lambda: model(src, tgt), parameters) for model in (ours, theirs))
+            print(f"Transformer / nn.Transformer, {name}, dropout {dropout}: time {found:.2f} (at most {limit}), "
+                  f"kept for the backward pass {mine:.1f} / {other:.1f} MB (at most as much)", flush=True)
 
 
 def run(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
-    print(f"torch {torch.__version__}, {THREADS} threads; time of ours over theirs, at most 1.05 wanted")
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {THREADS} threads; time of ours over theirs, ratios of medians")
     multi_head_attention(arguments.repeats)
+    transformer(arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -291,7 +291,9 @@ def test_the_papers_dropout_is_the_default():
 
 def test_a_dropped_sublayer_leaves_the_way_around_it():
     """With everything dropped after the sublayers, a pre-norm layer hands on what came in."""
-    ours, x = make(DecoderLayer, norm_first=True, dropout=1.0), numbers(2, 5, D_MODEL)
+    ours, x = make(DecoderLayer, norm_first=True), numbers(2, 5, D_MODEL)
+    for residual in ours.residuals:
+        residual.dropout.p = 1.0
     assert torch.equal(ours(x, numbers(2, 7, D_MODEL)), x)
 
 
@@ -325,13 +327,22 @@ def test_wrong_sizes_are_named(kind, sizes, message):
 
 
 @pytest.mark.parametrize("x, memory, message", [
-    ((2, 5, 12), (2, 7, 16), r"x must be .*16\), got \(2, 5, 12\)"),
+    ((2, 5, 12), (2, 7, 16), r"x must be .*16\) and not empty, got \(2, 5, 12\)"),
+    ((2, 0, 16), (2, 7, 16), r"x must be .*got \(2, 0, 16\)"), ((2, 5, 16), (2, 0, 16), r"memory must be .*got \(2, 0, 16\)"),
     ((5, 16), (2, 7, 16), r"x must be .*got \(5, 16\)"),
     ((2, 5, 16), (2, 7, 12), r"memory must be .*got \(2, 7, 12\)"),
     ((2, 5, 16), (3, 7, 16), "memory must have x's batch size 2, got 3")])
-def test_inputs_that_do_not_fit_are_named_in_pre_norm_and_post_norm(x, memory, message):
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_inputs_that_do_not_fit_are_named_in_pre_norm_and_post_norm(x, memory, message, norm_first):
     with pytest.raises(ValueError, match=message):
-        make(Decoder, 2)(numbers(*x), numbers(*memory))
+        make(Decoder, 2, norm_first=norm_first)(numbers(*x), numbers(*memory))
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_impossible_dropouts_are_named(kind, option):
+    with pytest.raises(ValueError, match=f"^{option} must be in .* got 1.5"):
+        kind(2, *SIZES, **{option: 1.5})
 
 
 def test_a_decoder_without_memory_is_refused_since_it_would_look_at_its_own_future():

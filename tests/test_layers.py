@@ -67,7 +67,8 @@ def test_feed_forward_drops_hidden_numbers_in_training_only():
     layer.eval()
     assert torch.equal(layer(x), layer(x))
     bias = layer[3].bias.expand(2, 5, 6)
-    assert torch.allclose(feed_forward(dropout=1.0)(x), bias)  # all hidden numbers dropped, the output's bias not
+    layer.train()[2].p = 1.0
+    assert torch.allclose(layer(x), bias)  # all hidden numbers dropped, the output's bias not
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
@@ -119,7 +120,8 @@ def test_the_way_around_is_never_dropped(norm_first):
     layer, x = residual(dropout=0.9, norm_first=norm_first).train(), numbers(2, 5, 6)
     expected = x if norm_first else layer.norm(x)
     assert torch.equal(layer(x, torch.zeros_like), expected)
-    assert torch.equal(residual(dropout=1.0, norm_first=norm_first)(x, torch.ones_like), expected)
+    layer.dropout.p = 1.0
+    assert torch.equal(layer(x, torch.ones_like), expected)
 
 
 def test_dropout_acts_on_what_the_sublayer_gives_and_keeps_its_mean():
@@ -173,7 +175,20 @@ def test_residual_names_wrong_sizes(d_model):
         Residual(d_model)
 
 
-@pytest.mark.parametrize("make", [lambda: FeedForward(4, 8, 1.5), lambda: Residual(4, dropout=-0.1)])
-def test_impossible_dropout_is_refused(make):
-    with pytest.raises(ValueError, match="dropout.*between 0 and 1.*(1.5|-0.1)"):
-        make()
+@pytest.mark.parametrize("dropout", [1.0, 1.5, -0.1, float("nan")])
+def test_impossible_dropout_is_refused(dropout):
+    for make in (lambda: FeedForward(4, 8, dropout), lambda: Residual(4, dropout=dropout)):
+        with pytest.raises(ValueError, match=f"dropout must be in .*got {dropout}"):
+            make()
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (5, 6), (2, 0, 6)])
+def test_residual_names_x_of_another_shape_before_the_sublayer_sees_it(shape):
+    for norm_first in (False, True):
+        with pytest.raises(ValueError, match=rf"x must be \(batch, length, d_model 6\) .*got \({shape[0]}, "):
+            residual(norm_first=norm_first)(torch.zeros(shape), pytest.fail)
+
+
+def test_feed_forward_names_x_of_another_width():
+    with pytest.raises(ValueError, match=r"x must be \(\.\.\., d_model 6\), got \(2, 7\)"):
+        feed_forward()(torch.zeros(2, 7))

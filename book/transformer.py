@@ -325,7 +325,8 @@ class PositionalEncoding(nn.Module):
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """x (B, T, d_model) stands at positions start, start + 1, ...
 
-        Raises ValueError for another shape, or if these do not fit the table.
+        Raises ValueError for another shape, or if these do not fit the table
+        (which "none" does not ask).
         """
         max_length, d_model = self.table.shape
         check_vectors(d_model, x=x)
@@ -341,10 +342,11 @@ class PositionalEncoding(nn.Module):
 # From chapter 06, Tokens and embeddings
 
 class BytePairEncoding:
-    """Text to ids and back, over bytes (§5.1; Sennrich et al. 2016).
+    """Text to ids and back by byte-pair encoding (Sennrich et al. 2016).
 
-    Ids 0, 1, 2 are pad, bos, eos, ids 3 to 258 bytes; each merge of a pair
-    of ids makes one more. Pairs lie within a word and the space before it.
+    Used in §5.1; over bytes as in GPT-2 (Radford et al. 2019). Ids 0, 1, 2
+    are pad, bos, eos, ids 3 to 258 bytes; each merge of a pair of ids makes
+    one more. Pairs lie within a word and the space before it.
     """
 
     def __init__(self, merges: Iterable[tuple[int, int]]):
@@ -381,7 +383,7 @@ class BytePairEncoding:
     def train(cls, texts: Iterable[str], n_merges: int) -> "BytePairEncoding":
         """Merge the commonest pair, of equals the lowest, n_merges times.
 
-        Fewer, if every word is one piece before. Raises ValueError for one
+        Stops earlier if every word is one piece. Raises ValueError for one
         text in place of several, and for n_merges below 0.
         """
         if isinstance(texts, str):
@@ -429,15 +431,15 @@ class BytePairEncoding:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD.
+        """The text of ids; bytes that are not UTF-8 become U+FFFD.
 
-        Raises ValueError for ids that there are not.
+        Raises ValueError for ids outside the vocabulary.
         """
         ids = list(ids)
         for i in ids:
             if not 0 <= i < len(self.pieces):
-                raise ValueError(f"ids must be below the vocabulary's size "
-                                 f"{len(self.pieces)}, got {i}")
+                raise ValueError(f"ids must be from 0 to "
+                                 f"{len(self.pieces) - 1}, got {i}")
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
 
@@ -455,28 +457,32 @@ class TokenEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=d_model**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Raises ValueError for tokens that are not (B, T) of whole numbers,
+        """Raises ValueError for tokens that are not (B, T) of int64 or int32,
         and, on the CPU only (a GPU would stall), for ids out of range.
         """
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise ValueError(f"{self.name} must be (B, T) with T at least 1, "
                              f"got {tuple(tokens.shape)}")
         if tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"{self.name} must be int64, "
+            raise ValueError(f"{self.name} must be int64 or int32, "
                              f"got {tokens.dtype}")
         if tokens.device.type == "cpu" and tokens.numel():
             low, high = tokens.aminmax()
             if low < 0 or high >= self.num_embeddings:
                 raise ValueError(
-                    f"{self.name} must be ids below vocab_size "
-                    f"{self.num_embeddings}, got {low} to {high}")
+                    f"{self.name} must be ids from 0 to "
+                    f"{self.num_embeddings - 1}, got {low} to {high}")
         return super().forward(tokens) * math.sqrt(self.embedding_dim)
 
 
 # From chapter 07, Layers
 
 class FeedForward(nn.Sequential):
-    """Linear, ReLU, dropout, linear: each position for itself (§3.3)."""
+    """Linear, ReLU, dropout, linear: each position for itself (§3.3).
+
+    dropout: the share of hidden numbers set to 0 in training. ValueError
+    for sizes or dropout that make no sense.
+    """
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0):
         check_sizes(d_model=d_model, d_ff=d_ff)
@@ -497,7 +503,9 @@ class Residual(nn.Module):
     """A sublayer, a way around it, layer norm and dropout (§3.1, §5.4).
 
     norm_first False, the paper's: norm(x + dropout(sublayer(x)));
-    True: x + dropout(sublayer(norm(x))).
+    True: x + dropout(sublayer(norm(x))). dropout: the share of the
+    sublayer's output set to 0 in training. ValueError for a size or
+    dropout that makes no sense.
     """
 
     def __init__(self, d_model: int, *, dropout: float = 0.0,
@@ -607,7 +615,10 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor, *more: Tensor | None,
                 **named: Tensor | None) -> Tensor:
-        """As a layer's forward."""
+        """x (B, length, d_model) through all layers, its shape unchanged.
+
+        What else is given, memory and masks, goes to each layer.
+        """
         for layer in self.layers:
             x = layer(x, *more, **named)
         return self.norm(x)
@@ -657,7 +668,9 @@ class TransformerConfig:
     def __post_init__(self):
         for field in fields(self):
             value, kind = getattr(self, field.name), field.type
-            if not isinstance(value, int | float if kind is float else kind):
+            allowed = int | float if kind is float else kind
+            if not isinstance(value, allowed) or (
+                    isinstance(value, bool) and "bool" not in str(kind)):
                 kind = kind.__name__ if isinstance(kind, type) else kind
                 raise ValueError(f"{field.name} must be {kind}, "
                                  f"got {value!r}")
@@ -752,7 +765,8 @@ class Transformer(nn.Module):
         Padding on the right of tgt needs no mask: no real token sees it.
         """
         x = self.target_positions(self.target(tgt))
-        return self.output(self.decoder(x, memory, None, memory_mask))
+        return self.output(
+            self.decoder(x, memory, memory_mask=memory_mask))
 
 
 @contextmanager

@@ -115,6 +115,7 @@ FAULTS = {
     "role": ([markdown("see {ref}`x`")], "a MyST role"),
     "target": ([markdown("(here)=\n## Here")], "a MyST comment or target"),
     "bracket": ([markdown(r"\[x\]")], "a LaTeX bracket"),
+    "blank in code": ([markdown("the piece ` owl`")], "a blank at an end of inline code"),
     "HTML": ([markdown("a <span>b</span>")], "an HTML tag other than"),
     "open details": ([markdown("<details><summary>a</summary>")], "does not close each <details>"),
     "second title": ([markdown("# 2. Two")], "the first cell must hold the chapter's one title"),

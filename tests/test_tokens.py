@@ -178,7 +178,7 @@ def test_ids_in_a_tensor_are_decoded_too():
 
 def test_ids_that_there_are_not_are_named():
     for wrong in (-1, len(BPE.pieces)):
-        with pytest.raises(ValueError, match=f"below the vocabulary's size {len(BPE.pieces)}, got {wrong}"):
+        with pytest.raises(ValueError, match=f"ids must be from 0 to {len(BPE.pieces) - 1}, got {wrong}"):
             BPE.decode([5, wrong])
 
 
@@ -233,13 +233,15 @@ def test_only_rows_of_ids_that_occurred_get_a_gradient():
 
 
 @pytest.mark.parametrize("tokens, message", [
-    (torch.tensor([[5, 11]]), r"below vocab_size 11, got 5 to 11"), (torch.tensor([[-1, 5]]), "got -1 to 5"),
-    (torch.tensor([[1.0]]), "must be int64, got torch.float32"), (torch.tensor([[True]]), "got torch.bool"),
+    (torch.tensor([[5, 11]]), "tokens must be ids from 0 to 10, got 5 to 11"), (torch.tensor([[-1, 5]]), "got -1 to 5"),
+    (torch.tensor([[1.0]]), "must be int64 or int32, got torch.float32"), (torch.tensor([[True]]), "got torch.bool"),
     (torch.tensor([1, 2]), r"must be \(B, T\) .* got \(2,\)"), (torch.zeros(1, 2, 3).long(), r"got \(1, 2, 3\)"),
     (torch.zeros(2, 0).long(), r"T at least 1, got \(2, 0\)")])
 def test_wrong_tokens_are_named(tokens, message):
     with pytest.raises(ValueError, match=message):
         TokenEmbedding(11, 4)(tokens)
+    with pytest.raises(ValueError, match="^src must be "):
+        TokenEmbedding(11, 4, name="src")(tokens)
 
 
 @pytest.mark.parametrize("sizes, message", [((0, 4), "vocab_size must be at least 1, got 0"),

@@ -442,9 +442,9 @@ def test_a_second_call_replaces_what_the_first_kept_and_nothing_is_kept_alive_by
     (SRC[:, :0], TGT, r"src must be \(B, T\) with T at least 1, got \(2, 0\)"),
     (SRC, TGT[:, :0], r"tgt must be \(B, T\) with T at least 1, got \(2, 0\)"),
     (SRC[..., None], TGT, r"src must be \(B, T\) .*got \(2, 7, 1\)"), (SRC, TGT[..., None], r"tgt must be .*got \(2, 5, 1\)"),
-    (SRC.float(), TGT, "src must be int64, got torch.float32"), (SRC, TGT.float(), "tgt must be int64, got torch.float32"),
-    (SRC + 10, TGT, "src must be ids below vocab_size 13, got 13 to"), (SRC, TGT + 14, "tgt must be ids below vocab_size 17"),
-    (SRC - 9, TGT, "src must be ids below vocab_size 13, got -"), (SRC, TGT - 9, "tgt must be ids below vocab_size 17, got -"),
+    (SRC.float(), TGT, "src must be int64 or int32, got torch.float32"), (SRC, TGT.float(), "tgt must be int64 or int32, got torch.float32"),
+    (SRC + 10, TGT, "src must be ids from 0 to 12, got 13 to"), (SRC, TGT + 14, "tgt must be ids from 0 to 16"),
+    (SRC - 9, TGT, "src must be ids from 0 to 12, got -"), (SRC, TGT - 9, "tgt must be ids from 0 to 16, got -"),
     (SRC.repeat(1, 2), TGT, "positions must be from 0 and below max_length 8, got 0 to 13"),
     (SRC, TGT.repeat(1, 2), "positions must be from 0 and below max_length 8, got 0 to 9")])
 def test_input_that_cannot_be_is_named(src, tgt, message):

@@ -26,6 +26,7 @@ LEAKS = {  # Markdown that does not look alike in the book, Colab and GitHub
     "a MyST role": r"\{[a-z:]+\}`",
     "a MyST comment or target": r"^(?:%|\([\w-]+\)=)",
     "a LaTeX bracket": r"(?<!\\)\\[\[(]",
+    "a blank at an end of inline code, which no page shows": r"`\0",
     "an HTML tag other than details, summary, div, p": r"</?(?!details\b|summary\b|div\b|p\b|https?:)[a-zA-Z][^>\n]*>"}
 PRIVATE = {  # what one machine or one day leaves in an output
     "a path": r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]+|[A-Z]:\\\w+",
@@ -46,8 +47,8 @@ def written(notebook: NotebookNode) -> list[tuple[int, NotebookNode]]:
 
 def prose(notebook: NotebookNode) -> list[tuple[int, str]]:
     """The Markdown cells without their code blocks and inline code."""
-    fenced, inline = r"(?ms)^```(?!\{).*?^```\s*?$", r"`[^`\n]+`"
-    return [(i, re.sub(inline, "`", re.sub(fenced, "", cell.source)))
+    fenced, inline = r"(?ms)^```(?!\{).*?^```\s*?$", r"`([^`\n]+)`"
+    return [(i, re.sub(inline, lambda m: "`" if m[1] == m[1].strip() else "`\0", re.sub(fenced, "", cell.source)))
             for i, cell in enumerate(notebook.cells, start=1) if cell.cell_type == "markdown"]
 
 

@@ -165,13 +165,15 @@ def check_vectors(d_model: int, **vectors: Tensor) -> None:
                              f"got {tuple(x.shape)}")
 
 
-def start_as_xavier(module: nn.Module) -> None:
-    """Start all matrices by Xavier's rule (Glorot, 2010), biases at 0."""
-    for parameter in module.parameters():
-        if parameter.dim() > 1:
-            nn.init.xavier_uniform_(parameter)
-        else:
-            nn.init.zeros_(parameter)
+def start_as_xavier(linear: nn.Linear, *sizes: int) -> None:
+    """Start a matrix by Xavier's rule (Glorot, 2010), biases at 0.
+
+    sizes: rows of the matrices that it is made of; none: it is one.
+    """
+    for matrix in linear.weight.data.split(sizes or len(linear.weight)):
+        nn.init.xavier_uniform_(matrix)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
 
 
 class MultiHeadAttention(nn.Module):
@@ -193,11 +195,11 @@ class MultiHeadAttention(nn.Module):
         check_dropout(dropout=dropout)
         d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads
         self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
-        self.query = nn.Linear(d_model, n_heads * d_k, bias)
-        self.key = nn.Linear(d_model, n_heads * d_k, bias)
-        self.value = nn.Linear(d_model, n_heads * d_v, bias)
+        self.sizes = n_heads * d_k, n_heads * d_k, n_heads * d_v
+        self.input = nn.Linear(d_model, sum(self.sizes), bias)
         self.output = nn.Linear(n_heads * d_v, d_model, bias)
-        start_as_xavier(self)
+        start_as_xavier(self.input, *self.sizes)
+        start_as_xavier(self.output)
 
     def forward(self, x: Tensor, memory: Tensor | None = None,
                 mask: Tensor | None = None, *, is_causal: bool = False,
@@ -207,27 +209,34 @@ class MultiHeadAttention(nn.Module):
         Returns output (B, T, d_model), weights (B, H, T, S) or None.
         Raises ValueError for other shapes; masks are as in `attend`.
         """
-        query = self.queries(x)
-        key, value = self.keys_values(x if memory is None else memory)
-        if len(key) != len(query):
-            raise ValueError(f"memory must have x's batch size {len(query)}, "
-                             f"got {len(key)}")
+        if memory is None:
+            query, key, value = self._project("x", x, 0, 3)
+        elif len(memory) == len(x):
+            query, (key, value) = self.queries(x), self.keys_values(memory)
+        else:
+            raise ValueError(f"memory must have x's batch size {len(x)}, "
+                             f"got {len(memory)}")
         return self.attend(query, key, value, mask, is_causal=is_causal,
                            need_weights=need_weights)
 
     def queries(self, x: Tensor) -> Tensor:
         """(B, T, d_model) -> (B, H, T, d_k)"""
-        return self._split(self.query, x, "x")
+        return self._project("x", x, 0, 1)[0]
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, d_model) -> key (B, H, S, d_k), value (B, H, S, d_v)"""
-        return (self._split(self.key, memory, "memory"),
-                self._split(self.value, memory, "memory"))
+        return self._project("memory", memory, 1, 3)
 
-    def _split(self, layer, x, name):
+    def _project(self, name, x, first, last):
+        """x as query, key and value, or the parts from first to last."""
         check_vectors(self.d_model, **{name: x})
+        sizes, start = self.sizes[first:last], sum(self.sizes[:first])
+        weight, bias = (p if p is None or len(sizes) == 3
+                        else p[start:start + sum(sizes)]
+                        for p in (self.input.weight, self.input.bias))
         # (B, T, H * d_k) -> (B, T, H, d_k) -> (B, H, T, d_k)
-        return layer(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return tuple(part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+                     for part in F.linear(x, weight, bias).split(sizes, -1))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor,
                mask: Tensor | None = None, *, is_causal: bool = False,
@@ -489,7 +498,8 @@ class FeedForward(nn.Sequential):
         check_dropout(dropout=dropout)
         super().__init__(nn.Linear(d_model, d_ff), nn.ReLU(),
                          nn.Dropout(dropout), nn.Linear(d_ff, d_model))
-        start_as_xavier(self)
+        start_as_xavier(self[0])
+        start_as_xavier(self[3])
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) -> (..., d_model); ValueError for another width"""

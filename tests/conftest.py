@@ -32,7 +32,7 @@ def layer(*sizes: int, dtype: torch.dtype = torch.float32, **options) -> MultiHe
     torch.manual_seed(0)
     made = MultiHeadAttention(*sizes, **options).to(dtype)
     if made.output.bias is not None:
-        for linear in (made.query, made.key, made.value, made.output):
+        for linear in (made.input, made.output):
             nn.init.normal_(linear.bias)
     return made
 
@@ -42,10 +42,10 @@ def copy_of(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     bias = ours.output.bias is not None
     theirs = nn.MultiheadAttention(ours.d_model, ours.n_heads, bias=bias, batch_first=True).to(ours.output.weight.dtype)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.query.weight, ours.key.weight, ours.value.weight]))
+        theirs.in_proj_weight.copy_(ours.input.weight)
         theirs.out_proj.weight.copy_(ours.output.weight)
         if bias:
-            theirs.in_proj_bias.copy_(torch.cat([ours.query.bias, ours.key.bias, ours.value.bias]))
+            theirs.in_proj_bias.copy_(ours.input.bias)
             theirs.out_proj.bias.copy_(ours.output.bias)
     return theirs
 

@@ -55,11 +55,7 @@ def pairs_of(ours, theirs):
 
 def packed(ours, of):
     """of(parameter) for each parameter of our part, in PyTorch's order and packing."""
-    if not isinstance(ours, MultiHeadAttention):
-        return [of(parameter) for parameter in ours.parameters()]
-    parts = (ours.query, ours.key, ours.value)
-    return [torch.cat([of(part.weight) for part in parts]), torch.cat([of(part.bias) for part in parts]),
-            of(ours.output.weight), of(ours.output.bias)]
+    return [of(parameter) for parameter in ours.parameters()]
 
 
 def copy_of(ours, norm_first):
@@ -306,7 +302,7 @@ def test_head_sizes_reach_every_attention():
     ours = make(Decoder, 2, d_k=3, d_v=5, bias=False)
     found = [a for a in ours.modules() if isinstance(a, MultiHeadAttention)]
     assert len(found) == 4
-    assert all(a.query.out_features == 12 and a.value.out_features == 20 and a.output.bias is None for a in found)
+    assert all(a.sizes == (12, 12, 20) and a.input.out_features == 44 and a.output.bias is None for a in found)
     assert ours(numbers(2, 5, D_MODEL), numbers(2, 7, D_MODEL)).shape == (2, 5, D_MODEL)
 
 

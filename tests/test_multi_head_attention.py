@@ -29,19 +29,14 @@ def test_outputs_weights_and_gradients_equal_pytorchs(dtype, tolerance, bias, cr
     ours_of = torch.autograd.grad(output.square().mean(), [x, *ours.parameters()])
     theirs_of = torch.autograd.grad(expected.square().mean(), [x, theirs.in_proj_weight, *(
         [theirs.in_proj_bias] if bias else []), *theirs.out_proj.parameters()])
-    named = dict(zip(["x", *dict(ours.named_parameters())], ours_of))
-    packed = [named["x"], torch.cat([named[f"{n}.weight"] for n in ("query", "key", "value")])]
-    packed += [torch.cat([named[f"{n}.bias"] for n in ("query", "key", "value")])] if bias else []
-    packed += [named["output.weight"]] + ([named["output.bias"]] if bias else [])
-    for mine, theirs_ in zip(packed, theirs_of):
+    for mine, theirs_ in zip(ours_of, theirs_of, strict=True):
         assert torch.allclose(mine, theirs_, atol=tolerance * theirs_.abs().max().clamp(min=1).item())
 
 
 def test_each_head_sees_its_own_slice_and_merging_keeps_them_apart():
     """A loop over heads; a merge without the transpose has the same shapes and fails here."""
     ours, x = layer(12, 3), numbers(2, 5, 12)
-    heads = [attention(*(linear(x)[..., 4 * h:4 * h + 4] for linear in (ours.query, ours.key, ours.value)))[0]
-             for h in range(3)]
+    heads = [attention(*(part[..., 4 * h:4 * h + 4] for part in ours.input(x).split(12, dim=-1)))[0] for h in range(3)]
     assert torch.allclose(ours(x)[0], ours.output(torch.cat(heads, dim=-1)), atol=1e-6)
 
 
@@ -139,6 +134,19 @@ def test_the_steps_compose_to_the_whole():
     assert ours.queries(x).shape == (2, 3, 5, 4)
 
 
+def test_each_of_the_three_matrices_starts_by_xaviers_rule_for_its_own_size():
+    ours = MultiHeadAttention(64, 4, d_k=8, d_v=32)
+    for matrix, rows in zip(ours.input.weight.split(ours.sizes), (32, 32, 128)):
+        bound = (6 / (64 + rows)) ** 0.5
+        assert 0.98 * bound < matrix.abs().max() <= bound
+    assert (ours.input.bias == 0).all() and (ours.output.bias == 0).all()
+
+
+def test_looking_at_itself_is_looking_at_the_same_memory():
+    ours, x = layer(12, 3, d_k=3, d_v=5), numbers(2, 5, 12)
+    assert torch.allclose(ours(x)[0], ours(x, x)[0], atol=1e-6)
+
+
 def test_the_number_of_heads_does_not_change_the_number_of_parameters():
     counts = {sum(p.numel() for p in MultiHeadAttention(24, heads).parameters()) for heads in (1, 2, 3, 8)}
     assert counts == {4 * (24 * 24 + 24)}
@@ -196,4 +204,4 @@ def test_the_kernels_own_causal_mask_is_refused_where_it_would_leak(keys, mask):
 
 def test_a_layer_without_head_sizes_given_uses_an_equal_share():
     ours = MultiHeadAttention(12, 2, d_k=7, d_v=3)
-    assert ours.query.out_features == 14 and ours.value.out_features == ours.output.in_features == 6
+    assert ours.sizes == (14, 14, 6) and ours.input.out_features == 34 and ours.output.in_features == 6

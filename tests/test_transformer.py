@@ -130,9 +130,8 @@ def test_tied_matrices_share_storage_also_after_moving_copying_and_training(ties
 # Equal to PyTorch's
 
 def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
-    parts = (ours.query, ours.key, ours.value)
-    theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-    theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+    theirs.in_proj_weight.copy_(ours.input.weight)
+    theirs.in_proj_bias.copy_(ours.input.bias)
     theirs.out_proj.load_state_dict(ours.output.state_dict())
 
 

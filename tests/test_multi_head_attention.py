@@ -165,6 +165,28 @@ def test_dropout_drops_weights_in_training_only_and_keeps_the_mean(need_weights)
     assert (runs.mean(dim=0) - exact).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_explicit_path_drops_weights_not_heads_and_scales_up_the_rest(masked):
+    ours, x, mask = layer(12, 3, dropout=0.5), numbers(2, 4, 12), torch.ones(4, 4, dtype=torch.bool).tril() if masked else None
+    torch.manual_seed(3)
+    output, weights = ours(x, mask=mask, need_weights=True)
+    value = ours.keys_values(x)[1]
+    torch.manual_seed(3)
+    heads = torch.nn.functional.dropout(weights, 0.5) @ value
+    assert torch.allclose(output, ours.output(heads.transpose(1, 2).flatten(2)), atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": torch.ones(4, 4, dtype=torch.bool).tril()}, {"is_causal": True}])
+def test_the_fused_path_drops_weights_with_every_kind_of_mask(options):
+    ours, x = layer(12, 3, dropout=0.5), numbers(1, 4, 12)
+    with torch.no_grad():
+        exact = ours.eval()(x, **options)[0]
+        runs = torch.stack([ours.train()(x, **options)[0] for _ in range(2000)])
+    spread = runs.std(dim=0)
+    assert spread.min() > 0.01
+    assert ((runs.mean(dim=0) - exact).abs() < 5 * spread / 2000**0.5).all()
+
+
 @pytest.mark.parametrize("arguments, options, message", [
     ((10, 3), {}, "d_model 10 and n_heads 3"), ((10, 3), {"d_k": 2}, "divisible by n_heads"),
     ((0, 1), {}, "d_model must be at least 1, got 0"), ((8, 0), {}, "n_heads must be at least 1, got 0"),

@@ -60,6 +60,13 @@ def test_feed_forward_of_the_base_model_has_the_papers_parameters():
     assert sum(p.numel() for p in FeedForward(512, 2048).parameters()) == 2 * 512 * 2048 + 2048 + 512
 
 
+def test_both_matrices_of_feed_forward_start_by_xaviers_rule():
+    layer = FeedForward(64, 128)
+    bound = (6 / (64 + 128)) ** 0.5
+    for linear in (layer[0], layer[3]):
+        assert 0.98 * bound < linear.weight.abs().max() <= bound and (linear.bias == 0).all()
+
+
 def test_feed_forward_drops_hidden_numbers_in_training_only():
     layer, x = feed_forward(dropout=0.5), numbers(2, 5, 6)
     torch.manual_seed(0)

@@ -219,3 +219,7 @@ def test_a_mask_of_three_axes_is_refused_also_where_it_would_broadcast(heads):
     mask = (padding_mask(TOKENS[:2]) & causal_mask(5))[:, 0]  # (B, T, S), and B = H in one of the two
     with pytest.raises(ValueError, match=r"two axes .* or four .* got shape \(2, 5, 5\)"):
         layer(12, heads)(numbers(2, 5, 12), mask=mask)
+
+
+def test_causal_mask_stands_on_the_device_that_is_asked_for():
+    assert causal_mask(3, 5, device="meta").device.type == "meta"

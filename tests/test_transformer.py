@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from book.transformer import DecoderLayer, MultiHeadAttention, Transformer, TransformerConfig, causal_mask, record_attention
+from book.transformer import (DecoderLayer, MultiHeadAttention, Transformer, TransformerConfig, causal_mask, positional_encoding,
+                              record_attention)
 
 TINY = TransformerConfig(13, 17, d_model=12, n_heads=3, n_layers=2, d_ff=20, dropout=0.0)
 PATHS = ("self_attention", "cross_attention")
@@ -52,6 +53,7 @@ SRC, TGT = tokens(2, 7, 13), tokens(2, 5, 17, seed=1)
     *((name, value, "in [0, 1)") for value in (1.0, -0.1, math.nan) for name in (
         "dropout", "attention_dropout", "activation_dropout")),
     *((name, None, "float") for name in ("dropout", "attention_dropout", "activation_dropout")),
+    ("n_heads", True, "int"), ("dropout", False, "float"), ("d_k", True, "int | None"),
     ("bias", "no", "bool"), ("norm_first", 1, "bool"), ("final_norm", "no", "bool | None"),
     ("n_heads", 5, "a divisor of d_model 12"),
     ("positions", "sinus", "one of ('sinusoidal', 'learned', 'none')"), ("positions", None, "str"),
@@ -85,6 +87,18 @@ def test_heads_with_sizes_of_their_own_need_not_divide_the_model():
     assert made(d_model=13, d_k=2, d_v=3)(SRC, TGT).shape == (2, 5, 17)
     with pytest.raises(ValueError, match="n_heads"):
         replace(TINY, d_model=13, d_k=2)
+
+
+def test_a_dropout_may_be_a_whole_number():
+    assert made(dropout=0)(SRC, TGT).shape == (2, 5, 17)
+
+
+def test_each_option_reaches_its_place():
+    model = made(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3)
+    for layer in (*model.encoder.layers, *model.decoder.layers):
+        assert {part.dropout.p for part in layer.residuals} == {0.1} and layer.feed_forward[2].p == 0.3
+        assert {part.dropout for part in layer.modules() if isinstance(part, MultiHeadAttention)} == {0.2}
+    assert {model.source_positions.dropout.p, model.target_positions.dropout.p} == {0.1}
 
 
 def test_a_configuration_cannot_change_and_equals_its_copy():
@@ -184,7 +198,8 @@ def test_outputs_and_all_gradients_equal_those_of_nn_transformer(dtype, toleranc
 
 def test_without_final_norms_ours_is_the_papers_and_not_nn_transformers():
     plain, normed = made(), made(final_norm=True)
-    assert not isinstance(plain.encoder.norm, nn.LayerNorm) and isinstance(normed.decoder.norm, nn.LayerNorm)
+    for stack in ("encoder", "decoder"):
+        assert isinstance(getattr(plain, stack).norm, nn.Identity) and isinstance(getattr(normed, stack).norm, nn.LayerNorm)
     assert not torch.allclose(plain(SRC, TGT), normed(SRC, TGT), atol=1e-2)
 
 
@@ -337,12 +352,27 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(name):
     assert not torch.allclose(model(SRC, TGT), model(SRC, TGT), atol=1e-3)
 
 
-def test_dropout_also_acts_on_the_embedded_input():
-    model = made(dropout=0.5).train()
+def stack_inputs(model: Transformer) -> list[torch.Tensor]:
+    """What encoder and decoder are given for SRC and TGT."""
     seen = []
-    model.encoder.register_forward_pre_hook(lambda encoder, inputs: seen.append(inputs[0]))
-    model.encode(SRC)
-    assert (seen[0] == 0).float().mean() > 0.3
+    for stack in (model.encoder, model.decoder):
+        stack.register_forward_pre_hook(lambda stack, inputs: seen.append(inputs[0]))
+    model(SRC, TGT)
+    return seen
+
+
+def test_dropout_also_acts_on_the_embedded_input_of_both_stacks():
+    assert all((given == 0).float().mean() > 0.3 for given in stack_inputs(made(dropout=0.5).train()))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_both_stacks_are_given_vectors_times_root_d_model_plus_positions(positions):
+    model = made(positions=positions)
+    for given, tokens_, embedding, encoding in zip(
+            stack_inputs(model), (SRC, TGT), (model.source, model.target), (model.source_positions, model.target_positions)):
+        table = {"sinusoidal": positional_encoding(tokens_.shape[1], 12).float(), "none": 0}.get(positions)
+        table = encoding.table[:tokens_.shape[1]] if table is None else table
+        assert torch.allclose(given, embedding.weight[tokens_] * 12**0.5 + table, atol=1e-5)
 
 
 def test_without_dropout_training_and_evaluation_agree_exactly():

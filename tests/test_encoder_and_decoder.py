@@ -281,8 +281,9 @@ def test_without_dropout_training_and_evaluation_agree_exactly(kind):
 
 
 def test_the_papers_dropout_is_the_default():
-    ours = EncoderLayer(*SIZES)
-    assert (ours.residuals[0].dropout.p, ours.self_attention.dropout, ours.feed_forward[2].p) == (0.1, 0.0, 0.0)
+    for ours in (EncoderLayer(*SIZES), DecoderLayer(*SIZES)):
+        assert {r.dropout.p for r in ours.residuals} == {0.1}
+        assert (ours.self_attention.dropout, ours.feed_forward[2].p) == (0.0, 0.0)
 
 
 def test_a_dropped_sublayer_leaves_the_way_around_it():

@@ -57,6 +57,10 @@ def test_the_comparison_refuses_known_mistakes(name):
     assert (WRONG[name] - expected(range(10_001), 16)).abs().max() > 1e-6
 
 
+def test_the_default_table_holds_1024_positions():
+    assert PositionalEncoding(4).table.shape == (1024, 4)
+
+
 def test_a_step_is_one_rotation_for_all_positions():
     table = positional_encoding(10_001, 8)
     turn = 25 / 10000 ** (torch.arange(0, 8, 2).double() / 8)

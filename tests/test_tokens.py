@@ -235,6 +235,7 @@ def test_only_rows_of_ids_that_occurred_get_a_gradient():
 @pytest.mark.parametrize("tokens, message", [
     (torch.tensor([[5, 11]]), "tokens must be ids from 0 to 10, got 5 to 11"), (torch.tensor([[-1, 5]]), "got -1 to 5"),
     (torch.tensor([[1.0]]), "must be int64 or int32, got torch.float32"), (torch.tensor([[True]]), "got torch.bool"),
+    (torch.tensor([[1]], dtype=torch.int16), "got torch.int16"),
     (torch.tensor([1, 2]), r"must be \(B, T\) .* got \(2,\)"), (torch.zeros(1, 2, 3).long(), r"got \(1, 2, 3\)"),
     (torch.zeros(2, 0).long(), r"T at least 1, got \(2, 0\)")])
 def test_wrong_tokens_are_named(tokens, message):

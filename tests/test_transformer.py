@@ -71,6 +71,12 @@ def test_every_field_refuses_something():
             replace(TINY, **{field.name: object()})
 
 
+@pytest.mark.parametrize("sizes", [(20, 5), (5, 20)])
+def test_special_ids_must_fit_the_smaller_vocabulary(sizes):
+    with pytest.raises(ValueError, match="eos must be an id below 5, got 7"):
+        TransformerConfig(*sizes, eos=7)
+
+
 @pytest.mark.parametrize("changed", [{"bos": 2}, {"eos": 0}, {"pad": 2}])
 def test_three_special_ids_differ(changed):
     with pytest.raises(ValueError, match="pad must be one of three ids, with bos . and eos ."):
@@ -200,6 +206,7 @@ def test_without_final_norms_ours_is_the_papers_and_not_nn_transformers():
     plain, normed = made(), made(final_norm=True)
     for stack in ("encoder", "decoder"):
         assert isinstance(getattr(plain, stack).norm, nn.Identity) and isinstance(getattr(normed, stack).norm, nn.LayerNorm)
+        assert isinstance(getattr(made(norm_first=True), stack).norm, nn.LayerNorm)
     assert not torch.allclose(plain(SRC, TGT), normed(SRC, TGT), atol=1e-2)
 
 
@@ -248,6 +255,10 @@ def test_another_padding_id_is_honoured():
     src = SRC.masked_fill(SRC == 5, 6)
     assert torch.allclose(model(F.pad(src, (0, 2), value=5), TGT), model(src, TGT), atol=1e-5)
     assert not torch.allclose(model(F.pad(src, (0, 2), value=0), TGT), model(src, TGT), atol=1e-3)
+
+
+def test_an_empty_batch_gives_an_empty_batch():
+    assert made()(SRC[:0], TGT[:0]).shape == (0, 5, 17)
 
 
 def test_a_source_of_padding_only_gives_finite_logits_and_gradients():
@@ -422,6 +433,13 @@ def test_it_records_every_attention_by_name_with_rows_that_add_up_and_masks_kept
             assert (value[..., 7:] == 0).all()
         else:
             assert (value.triu(1) == 0).all()
+
+
+def test_it_records_in_training_too():
+    model = made(attention_dropout=0.5).train()
+    with record_attention(model) as weights:
+        model(SRC, TGT)
+    assert len(weights) == 6 and all(torch.allclose(w.sum(dim=-1), torch.ones(())) for w in weights.values())
 
 
 def test_outputs_are_those_of_the_unobserved_model():

@@ -769,7 +769,7 @@ class Transformer(nn.Module):
         return self.encoder(x, mask), mask
 
     def decode(self, tgt: Tensor, memory: Tensor,
-               memory_mask: Tensor | None = None) -> Tensor:
+               memory_mask: Tensor | None) -> Tensor:
         """tgt (B, T) and what `encode` gave -> logits (B, T, V)
 
         Padding on the right of tgt needs no mask: no real token sees it.
@@ -781,9 +781,10 @@ class Transformer(nn.Module):
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Within it, every call keeps its weights: layer name -> (B, H, T, S).
+    """The last call's weights in it: layer name -> (B, H, T, S).
 
-    Takes the explicit path, which is slower; weights are detached.
+    Takes the explicit path, which is slower, and compiles nothing. Weights
+    are detached and, in training, those before dropout.
     """
     weights, handles = {}, []
     for name, layer in model.named_modules():
@@ -797,7 +798,8 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                     lambda layer, inputs, output, name=name:
                     weights.update({name: output[1].detach()}))]
     try:
-        yield weights
+        with torch.compiler.set_stance("force_eager"):  # compiled code
+            yield weights  # would not know of the hooks
     finally:
         for handle in handles:
             handle.remove()

@@ -435,6 +435,23 @@ def test_it_records_every_attention_by_name_with_rows_that_add_up_and_masks_kept
             assert (value.triu(1) == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's own, while it compiles
+def test_it_records_every_layer_of_a_compiled_model():
+    model = made()
+    compiled = torch.compile(model, backend="eager")
+    compiled(SRC, TGT)
+    for watched in (model, compiled):
+        with record_attention(watched) as weights:
+            compiled(SRC, TGT)
+        assert len(weights) == 6
+
+
+def test_decode_must_be_told_the_mask():
+    model = made()
+    with pytest.raises(TypeError, match="memory_mask"):
+        model.decode(TGT, model.encode(SRC)[0])
+
+
 def test_it_records_in_training_too():
     model = made(attention_dropout=0.5).train()
     with record_attention(model) as weights:

@@ -53,11 +53,6 @@ def pairs_of(ours, theirs):
         yield residual.norm, getattr(theirs, f"norm{i}")
 
 
-def packed(ours, of):
-    """of(parameter) for each parameter of our part, in PyTorch's order and packing."""
-    return [of(parameter) for parameter in ours.parameters()]
-
-
 def copy_of(ours, norm_first):
     """PyTorch's module with our weights, in the same mode and precision."""
     stacked, decoding = isinstance(ours, Encoder), isinstance(ours, (Decoder, DecoderLayer))
@@ -70,7 +65,7 @@ def copy_of(ours, norm_first):
             theirs, len(ours.layers), norm=norm, **options)
     with torch.no_grad():
         for mine, other in pairs_of(ours, theirs):
-            for parameter, value in zip(other.parameters(), packed(mine, lambda p: p), strict=True):
+            for parameter, value in zip(other.parameters(), mine.parameters(), strict=True):
                 parameter.copy_(value)
     return theirs.to(next(ours.parameters()).dtype).train(ours.training)
 
@@ -85,7 +80,7 @@ def assert_equal_with_gradients(ours, theirs, output, expected, inputs, toleranc
     (mine, of_mine), (others, of_others) = results
     compared = [(output, expected), *zip(mine, others)]
     for part, other in pairs_of(ours, theirs):
-        compared += zip(packed(part, of_mine.get), (of_others[p] for p in other.parameters()), strict=True)
+        compared += zip((of_mine[p] for p in part.parameters()), (of_others[p] for p in other.parameters()), strict=True)
     assert sum(right.numel() for _, right in compared[1 + len(inputs):]) == sum(p.numel() for p in ours.parameters())
     largest = max(right.abs().max() for _, right in compared[1:])
     assert (output - expected).abs().max() <= tolerance * expected.abs().max()

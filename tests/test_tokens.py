@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import FEW
 from hypothesis import given, settings, strategies
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import nn
@@ -54,7 +55,7 @@ def librarys(bpe: BytePairEncoding) -> Tokenizer:
     return tokenizer
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(FEW, max_examples=500)
 @given(strategies.text() | strategies.text(alphabet="ow l\n\tthe 猫🦉\u0308", max_size=60))
 def test_any_text_comes_back(text):
     ids = BPE.encode(text)
@@ -62,7 +63,7 @@ def test_any_text_comes_back(text):
     assert all(3 <= i < len(BPE.pieces) for i in ids)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(FEW, max_examples=200)
 @given(strategies.text() | strategies.text(alphabet="ab \n\t\u3000", max_size=30))
 def test_words_drop_nothing_and_a_word_keeps_the_space_before_it(text):
     words = [bytes(i - 3 for i in word).decode() for word in BytePairEncoding.words(text)]
@@ -73,7 +74,7 @@ def test_words_drop_nothing_and_a_word_keeps_the_space_before_it(text):
         assert not (before.endswith(" ") and not word[0].isspace())
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(FEW, max_examples=200)
 @given(strategies.lists(strategies.integers(0, 258 + 120)))
 def test_any_ids_become_text(ids):
     ids = [i for i in ids if i < len(BPE.pieces)]
@@ -118,7 +119,7 @@ def test_a_text_encodes_as_its_words_do_in_training():
     assert [len(bpe.encode(word)) for word in ("owl", " owls", " howl", " growl", " owl")] == [1] * 5
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(FEW, max_examples=100)
 @given(strategies.lists(strategies.text(alphabet="abz ö\n", max_size=40), max_size=4), strategies.integers(0, 40))
 def test_training_with_running_counts_finds_the_merges_of_the_definition(texts, n_merges):
     assert list(BytePairEncoding.train(texts, n_merges).merges) == by_definition(texts, n_merges)

@@ -5,11 +5,12 @@ MIT License.
 """
 
 import math
+import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import ClassVar
 
@@ -29,8 +30,8 @@ def fit(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]],
         for example (B,) or (B, T); one batch is taken for each update
     updates: how many    lr: Adam's learning rate
     Returns the mean loss of each batch before its update, in nats.
-    Raises ValueError if updates < 1, if batches ends early, or if scores
-    and targets do not fit.
+    Raises ValueError if updates < 1, if batches ends early, or if targets
+    have other axes than scores.
     """
     if updates < 1:
         raise ValueError(f"updates must be at least 1, got {updates}")
@@ -63,19 +64,15 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor,
     boolean, has two axes or four, and broadcasts to the scores (..., T, S).
     (Three axes would be ambiguous: batch, or heads?)
     """
-    shapes = [tuple(tensor.shape) for tensor in (query, key, value)]
-    if min(map(len, shapes)) < 2:
-        raise ValueError(f"query, key and value must have at least two axes, "
-                         f"got shapes {shapes}")
-    if shapes[0][-1] != shapes[1][-1]:
-        raise ValueError(f"query and key must have the same d_k, got shapes "
-                         f"{shapes[0]} and {shapes[1]}")
-    if shapes[1][-2] != shapes[2][-2]:
-        raise ValueError(f"key and value must have the same number S, got "
-                         f"shapes {shapes[1]} and {shapes[2]}")
-    if not shapes[0][:-2] == shapes[1][:-2] == shapes[2][:-2]:
-        raise ValueError(f"query, key and value must have the same axes "
-                         f"before the last two, got shapes {shapes}")
+    shapes = q, k, v = [tuple(t.shape) for t in (query, key, value)]
+    for fits, expected in (
+            (min(map(len, shapes)) >= 2, "at least two axes"),
+            (q[-1:] == k[-1:], "the same d_k in query and key"),
+            (k[-2:-1] == v[-2:-1], "the same number S of keys and values"),
+            (q[:-2] == k[:-2] == v[:-2], "the same axes before these")):
+        if not fits:
+            raise ValueError(f"query, key and value must have {expected}, "
+                             f"got shapes {shapes}")
     if mask is None:
         return
     if mask.dtype != torch.bool:
@@ -84,7 +81,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor,
     if mask.dim() not in (2, 4):
         raise ValueError(f"mask must have two axes (T, S) or four "
                          f"(B, H, T, S), got shape {tuple(mask.shape)}")
-    scores = (*shapes[0][:-1], shapes[1][-2])  # (..., T, S)
+    scores = (*q[:-1], k[-2])  # (..., T, S)
     pairs = zip(reversed(mask.shape), reversed(scores))
     if mask.dim() > len(scores) or any(m not in (1, n) for m, n in pairs):
         raise ValueError(f"mask must broadcast to {scores}, "
@@ -142,18 +139,18 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor,
     return output.masked_fill(blind, 0.0)
 
 
-def check_sizes(**sizes: int | None) -> None:
-    """Raise ValueError for a size that is neither None nor at least 1."""
+def check_sizes(**sizes: int) -> None:
+    """Raise ValueError for a size that is not an int above 0."""
     for name, size in sizes.items():
-        if size is not None and not (isinstance(size, int) and size > 0):
-            raise ValueError(f"{name} must be at least 1, got {size!r}")
+        if type(size) is not int or size < 1:
+            raise ValueError(f"{name} must be an int above 0, got {size!r}")
 
 
 def check_dropout(**shares: float) -> None:
-    """Raise ValueError for a share that is not in [0, 1)."""
+    """Raise ValueError for a share that is not a number in [0, 1)."""
     for name, share in shares.items():
-        if not 0 <= share < 1:
-            raise ValueError(f"{name} must be in [0, 1), got {share}")
+        if type(share) not in (int, float) or not 0 <= share < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {share!r}")
 
 
 def check_vectors(d_model: int, **vectors: Tensor) -> None:
@@ -181,19 +178,23 @@ class MultiHeadAttention(nn.Module):
 
     Each head has d_k numbers in queries and keys and d_v in values (None:
     d_model // n_heads). `dropout` is the share of attention weights dropped
-    in training. ValueError for sizes or dropout that make no sense.
+    in training. `input` holds the matrices for query, key and value; parts
+    of it are used, so hooks on it are not called. ValueError for sizes or
+    dropout that make no sense.
     """
 
     def __init__(self, d_model: int, n_heads: int, *, d_k: int | None = None,
                  d_v: int | None = None, dropout: float = 0.0,
                  bias: bool = True):
         super().__init__()
-        check_sizes(d_model=d_model, n_heads=n_heads, d_k=d_k, d_v=d_v)
+        check_sizes(d_model=d_model, n_heads=n_heads)
         if None in (d_k, d_v) and d_model % n_heads:
             raise ValueError(f"d_model must be divisible by n_heads, got "
                              f"d_model {d_model} and n_heads {n_heads}")
         check_dropout(dropout=dropout)
-        d_k, d_v = d_k or d_model // n_heads, d_v or d_model // n_heads
+        d_k, d_v = (d_model // n_heads if size is None else size
+                    for size in (d_k, d_v))
+        check_sizes(d_k=d_k, d_v=d_v)
         self.d_model, self.n_heads, self.dropout = d_model, n_heads, dropout
         self.sizes = n_heads * d_k, n_heads * d_k, n_heads * d_v
         self.input = nn.Linear(d_model, sum(self.sizes), bias)
@@ -244,14 +245,19 @@ class MultiHeadAttention(nn.Module):
         """From split heads to output (B, T, d_model), weights or None.
 
         mask as in `attention`. is_causal: no query sees a later key, where
-        the last query stands at the last key. Who may look at nothing gets
-        output's bias. Raises ValueError as `attention` does.
+        the last query stands at the last key (the kernel would align them
+        at the first). Who may look at nothing gets
+        output's bias. Raises ValueError for other heads, and as `attention`.
         """
         check_inputs(query, key, value, mask)
+        _, d_k, d_v = (size // self.n_heads for size in self.sizes)
+        heads = *query.shape[1:-2], key.shape[-1], value.shape[-1]
+        if heads != (self.n_heads, d_k, d_v):
+            raise ValueError(f"n_heads, d_k and d_v must be {self.n_heads}, "
+                             f"{d_k} and {d_v}, got {heads}")
         T, S = query.shape[-2], key.shape[-2]
         if is_causal and (need_weights or mask is not None or T != S):
-            past = torch.ones(T, S, dtype=torch.bool, device=query.device)
-            past = past.tril(S - T)  # the kernel would align at the start
+            past = query.new_ones(T, S, dtype=torch.bool).tril(S - T)
             mask, is_causal = past if mask is None else mask & past, False
         dropout = self.dropout if self.training else 0.0
         if need_weights:
@@ -270,10 +276,11 @@ class MultiHeadAttention(nn.Module):
 def padding_mask(tokens: Tensor, pad: int = 0) -> Tensor:
     """True where a token is real: tokens (B, S) -> mask (B, 1, 1, S).
 
-    Raises ValueError for another number of axes.
+    Raises ValueError for another number of axes, or what are not ids.
     """
-    if tokens.dim() != 2:
-        raise ValueError(f"tokens must be (B, S), got {tuple(tokens.shape)}")
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"tokens must be (B, S) of int64 or int32, got "
+                         f"{tuple(tokens.shape)} of {tokens.dtype}")
     return (tokens != pad)[:, None, None, :]
 
 
@@ -325,7 +332,8 @@ class PositionalEncoding(nn.Module):
                              f"got {kind!r}")
         check_dropout(dropout=dropout)
         self.kind, self.dropout = kind, nn.Dropout(dropout)
-        table = positional_encoding(max_length, d_model).float()
+        table = positional_encoding(max_length, d_model)
+        table = table.to(torch.get_default_dtype())
         if kind == "learned":
             self.table = nn.Parameter(torch.randn_like(table) * d_model**-0.5)
         else:
@@ -361,7 +369,8 @@ class BytePairEncoding:
     def __init__(self, merges: Iterable[tuple[int, int]]):
         self.merges = {}
         self.pieces = [b""] * 3 + [bytes([byte]) for byte in range(256)]
-        for left, right in merges:
+        for pair in merges:
+            left, right = map(operator.index, pair)  # tensors become ints
             new, known = len(self.pieces), range(3, len(self.pieces))
             if left not in known or right not in known or \
                     (left, right) in self.merges:
@@ -396,10 +405,10 @@ class BytePairEncoding:
         text in place of several, and for n_merges below 0.
         """
         if isinstance(texts, str):
-            raise ValueError(f"texts must be several, got one: "
-                             f"{texts[:20]!r}")
-        if n_merges < 0:
-            raise ValueError(f"n_merges must be at least 0, got {n_merges}")
+            raise ValueError(f"texts must be several, got {texts[:20]!r}")
+        if type(n_merges) is not int or n_merges < 0:
+            raise ValueError(f"n_merges must be an int of at least 0, "
+                             f"got {n_merges!r}")
         counts = Counter(tuple(w) for text in texts for w in cls.words(text))
         words, times = [list(word) for word in counts], [*counts.values()]
         totals, places, changed = Counter(), defaultdict(set), set()
@@ -466,21 +475,21 @@ class TokenEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=d_model**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Raises ValueError for tokens that are not (B, T) of int64 or int32,
-        and, on the CPU only (a GPU would stall), for ids out of range.
+        """Raises ValueError for tokens that are not (B, T) with T at least 1,
+        int64 or int32, and, on the CPU only (a GPU would stall), for ids out
+        of range.
         """
-        if tokens.dim() != 2 or tokens.shape[1] == 0:
-            raise ValueError(f"{self.name} must be (B, T) with T at least 1, "
-                             f"got {tuple(tokens.shape)}")
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"{self.name} must be int64 or int32, "
-                             f"got {tokens.dtype}")
+        if tokens.dim() != 2 or tokens.shape[1] == 0 or (
+                tokens.dtype not in (torch.int64, torch.int32)):
+            raise ValueError(f"{self.name} must be (B, T), T at least 1, of "
+                             f"int64 or int32, got {tuple(tokens.shape)} of "
+                             f"{tokens.dtype}")
         if tokens.device.type == "cpu" and tokens.numel():
             low, high = tokens.aminmax()
             if low < 0 or high >= self.num_embeddings:
-                raise ValueError(
-                    f"{self.name} must be ids from 0 to "
-                    f"{self.num_embeddings - 1}, got {low} to {high}")
+                raise ValueError(f"{self.name} must be ids from 0 to "
+                                 f"{self.num_embeddings - 1}, got {low} "
+                                 f"to {high}")
         return super().forward(tokens) * math.sqrt(self.embedding_dim)
 
 
@@ -530,9 +539,11 @@ class Residual(nn.Module):
                 sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """x and what comes out: (B, T, d_model); ValueError for others"""
         check_vectors(len(self.norm.weight), x=x)
-        if self.norm_first:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+        y = self.dropout(sublayer(self.norm(x) if self.norm_first else x))
+        if y.shape != x.shape:
+            raise ValueError(f"sublayer must give {tuple(x.shape)}, "
+                             f"got {tuple(y.shape)}")
+        return x + y if self.norm_first else self.norm(x + y)
 
 
 # From chapter 08, Encoder and decoder
@@ -545,6 +556,8 @@ class EncoderLayer(nn.Module):
     MultiHeadAttention.
     """
 
+    attentions = ("self_attention",)
+
     def __init__(self, d_model: int, n_heads: int, d_ff: int, *,
                  dropout: float = 0.1, attention_dropout: float = 0.0,
                  activation_dropout: float = 0.0, norm_first: bool = False,
@@ -552,12 +565,13 @@ class EncoderLayer(nn.Module):
         super().__init__()
         check_dropout(attention_dropout=attention_dropout,
                       activation_dropout=activation_dropout)
-        self.self_attention = MultiHeadAttention(
-            d_model, n_heads, dropout=attention_dropout, **heads)
+        for name in self.attentions:
+            self.add_module(name, MultiHeadAttention(
+                d_model, n_heads, dropout=attention_dropout, **heads))
         self.feed_forward = FeedForward(d_model, d_ff, activation_dropout)
         self.residuals = nn.ModuleList(
             Residual(d_model, dropout=dropout, norm_first=norm_first)
-            for _ in range(2))
+            for _ in (*self.attentions, "feed_forward"))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x and what comes out: (B, S, d_model); mask as in `attention`."""
@@ -566,26 +580,13 @@ class EncoderLayer(nn.Module):
         return self.residuals[1](x, self.feed_forward)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(EncoderLayer):
     """Causal self-attention, attention to a memory, feed-forward (§3.1).
 
     Arguments as in EncoderLayer.
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_ff: int, *,
-                 dropout: float = 0.1, attention_dropout: float = 0.0,
-                 activation_dropout: float = 0.0, norm_first: bool = False,
-                 **heads):
-        super().__init__()
-        check_dropout(attention_dropout=attention_dropout,
-                      activation_dropout=activation_dropout)
-        self.self_attention, self.cross_attention = (
-            MultiHeadAttention(d_model, n_heads, dropout=attention_dropout,
-                               **heads) for _ in range(2))
-        self.feed_forward = FeedForward(d_model, d_ff, activation_dropout)
-        self.residuals = nn.ModuleList(
-            Residual(d_model, dropout=dropout, norm_first=norm_first)
-            for _ in range(3))
+    attentions = ("self_attention", "cross_attention")
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None,
                 memory_mask: Tensor | None = None) -> Tensor:
@@ -650,7 +651,7 @@ class TransformerConfig:
     activation_dropout: after the ReLU; bias: in attention's projections.
     positions: "sinusoidal", "learned" or "none". tie_embeddings: "decoder"
     makes target embedding and output one matrix, "all" the source's, too.
-    Raises ValueError that names the first value that cannot be.
+    Raises ValueError that names a value that cannot be.
     """
 
     TIES: ClassVar = ("none", "decoder", "all")
@@ -676,39 +677,35 @@ class TransformerConfig:
     eos: int = 2
 
     def __post_init__(self):
-        for field in fields(self):
-            value, kind = getattr(self, field.name), field.type
-            allowed = int | float if kind is float else kind
-            if not isinstance(value, allowed) or (
-                    isinstance(value, bool) and "bool" not in str(kind)):
-                kind = kind.__name__ if isinstance(kind, type) else kind
-                raise ValueError(f"{field.name} must be {kind}, "
-                                 f"got {value!r}")
-        check_sizes(**{name: getattr(self, name) for name in (
-            "src_vocab_size", "tgt_vocab_size", "d_model", "n_heads",
-            "n_layers", "d_ff", "d_k", "d_v", "max_length")})
-        check_dropout(**{name: getattr(self, name) for name in (
-            "dropout", "attention_dropout", "activation_dropout")})
+        own = vars(self)
 
-        def expect(fits, name, expected):
+        def expect(fits, name, what):
             if not fits:
-                raise ValueError(f"{name} must be {expected}, "
-                                 f"got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be {what}, got {own[name]!r}")
 
+        check_sizes(**{name: own[name] for name in (
+            "src_vocab_size", "tgt_vocab_size", "d_model", "n_heads",
+            "n_layers", "d_ff", "max_length", "d_k", "d_v")
+            if own[name] is not None or name not in ("d_k", "d_v")})
+        check_dropout(**{name: own[name] for name in (
+            "dropout", "attention_dropout", "activation_dropout")})
+        for name, kinds in (("bias", bool), ("norm_first", bool),
+                            ("final_norm", bool | None)):
+            expect(isinstance(own[name], kinds), name, "a bool")
         expect(None not in (self.d_k, self.d_v)
                or self.d_model % self.n_heads == 0,
                "n_heads", f"a divisor of d_model {self.d_model}")
-        expect(self.positions in PositionalEncoding.KINDS,
-               "positions", f"one of {PositionalEncoding.KINDS}")
-        expect(self.tie_embeddings in self.TIES,
-               "tie_embeddings", f"one of {self.TIES}")
+        for name, kinds in (("positions", PositionalEncoding.KINDS),
+                            ("tie_embeddings", self.TIES)):
+            expect(own[name] in kinds, name, f"one of {kinds}")
         expect(self.tie_embeddings != "all"
                or self.tgt_vocab_size == self.src_vocab_size,
                "tgt_vocab_size",
                f"src_vocab_size {self.src_vocab_size} to share a matrix")
         V = min(self.src_vocab_size, self.tgt_vocab_size)
         for name in ("pad", "bos", "eos"):
-            expect(0 <= getattr(self, name) < V, name, f"an id below {V}")
+            expect(type(own[name]) is int and 0 <= own[name] < V, name,
+                   f"an id below {V}")
         expect(len({self.pad, self.bos, self.eos}) == 3, "pad",
                f"one of three ids, with bos {self.bos} and eos {self.eos}")
 
@@ -773,10 +770,13 @@ class Transformer(nn.Module):
         """tgt (B, T) and what `encode` gave -> logits (B, T, V)
 
         Padding on the right of tgt needs no mask: no real token sees it.
+        Raises ValueError for a mask (B, S), since it could pass as (T, S).
         """
+        if memory_mask is not None and memory_mask.dim() != 4:
+            raise ValueError(f"memory_mask must be (B, 1, 1, S), "
+                             f"got {tuple(memory_mask.shape)}")
         x = self.target_positions(self.target(tgt))
-        return self.output(
-            self.decoder(x, memory, memory_mask=memory_mask))
+        return self.output(self.decoder(x, memory, None, memory_mask))
 
 
 @contextmanager
@@ -786,20 +786,18 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Takes the explicit path, which is slower, and compiles nothing. Weights
     are detached and, in training, those before dropout.
     """
-    weights, handles = {}, []
-    for name, layer in model.named_modules():
-        if isinstance(layer, MultiHeadAttention):
-            handles += [
-                layer.register_forward_pre_hook(
-                    lambda layer, inputs, options: (
-                        inputs, options | {"need_weights": True}),
-                    with_kwargs=True),
-                layer.register_forward_hook(
-                    lambda layer, inputs, output, name=name:
-                    weights.update({name: output[1].detach()}))]
-    try:
-        with torch.compiler.set_stance("force_eager"):  # compiled code
-            yield weights  # would not know of the hooks
-    finally:
-        for handle in handles:
-            handle.remove()
+    def ask(layer, inputs, options):
+        return inputs, options | {"need_weights": True}
+
+    weights = {}
+    with ExitStack() as hooks:  # which removes them at the end
+        for name, layer in model.named_modules():
+            def note(layer, inputs, output, name=name):
+                weights[name] = output[1].detach()
+
+            if isinstance(layer, MultiHeadAttention):
+                hooks.enter_context(layer.register_forward_pre_hook(
+                    ask, with_kwargs=True))
+                hooks.enter_context(layer.register_forward_hook(note))
+        hooks.enter_context(torch.compiler.set_stance("force_eager"))
+        yield weights  # compiled code would not know of the hooks

@@ -400,9 +400,10 @@ def length_limits(model: Transformer, src: Tensor,
     None: its real tokens + 50 (§6.1). Never more than the model has
     positions. Raises ValueError for max_length below 1.
     """
-    check_sizes(max_length=max_length)
-    real = (src != model.config.pad).sum(dim=1)
-    limits = real + 50 if max_length is None else real * 0 + max_length
+    limits = (src != model.config.pad).sum(dim=1) + 50
+    if max_length is not None:
+        check_sizes(max_length=max_length)
+        limits = torch.full_like(limits, max_length)
     return limits.clamp(max=model.config.max_length)
 
 

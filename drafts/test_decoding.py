@@ -347,8 +347,8 @@ def test_a_beam_wider_than_the_vocabulary_and_of_a_vocabulary_of_one_word_work()
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"beam": 0}, "beam must be at least 1, got 0"), ({"beam": 1.5}, "beam must be at least 1, got 1.5"),
-    ({"max_length": 0}, "max_length must be at least 1, got 0"), ({"max_length": -3}, "max_length must be at least 1, got -3"),
+    ({"beam": 0}, "beam must be an int above 0, got 0"), ({"beam": 1.5}, "beam must be at least 1, got 1.5"),
+    ({"max_length": 0}, "max_length must be an int above 0, got 0"), ({"max_length": -3}, "max_length must be at least 1, got -3"),
     ({"alpha": math.nan}, "alpha must be finite, got nan"), ({"alpha": math.inf}, "alpha must be finite, got inf")])
 def test_arguments_that_cannot_be_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

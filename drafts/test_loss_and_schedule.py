@@ -244,5 +244,5 @@ def test_a_shorter_warmup_has_a_higher_peak_and_the_same_end():
 @pytest.mark.parametrize("name", ["update", "d_model", "warmup"])
 @pytest.mark.parametrize("value", [0, -1, 2.5])
 def test_numbers_below_1_are_errors_that_name_them(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {re.escape(repr(value))}"):
+    with pytest.raises(ValueError, match=f"{name} must be an int above 0, got {re.escape(repr(value))}"):
         warmup_schedule(**{"update": 1, "d_model": 512, "warmup": 4000} | {name: value})

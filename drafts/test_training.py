@@ -108,8 +108,8 @@ def test_batches_are_of_similar_length_and_padded_with_pad_on_the_right():
 
 @pytest.mark.parametrize("given_pairs, size, message", [
     ([], 9, "pairs must hold"), ([([], [1, 2])], 9, "pairs must hold"), ([([5, 2], [1])], 9, "pairs must hold"),
-    (pairs(), 3, "max_tokens must hold the longest row, 10, got 3"), (pairs(), 0, "max_tokens must be at least 1, got 0"),
-    (pairs(), 9.5, "max_tokens must be at least 1")])
+    (pairs(), 3, "max_tokens must hold the longest row, 10, got 3"), (pairs(), 0, "max_tokens must be an int above 0, got 0"),
+    (pairs(), 9.5, "max_tokens must be an int above 0")])
 def test_batches_that_cannot_be_are_refused(given_pairs, size, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         TokenBatches(given_pairs, size)
@@ -511,7 +511,7 @@ def test_it_trains_in_a_thread_where_there_are_no_signals():
 # Wrong arguments
 
 @pytest.mark.parametrize("options, message", [
-    *(({name: value}, f"{name} must be at least 1, got {value}") for name in ("updates", "accumulate", "every")
+    *(({name: value}, f"{name} must be an int above 0, got {value}") for name in ("updates", "accumulate", "every")
       for value in (0, -1, 1.5)),
     ({"clip": 0.0}, "clip must be None or above 0, got 0.0"), ({"clip": math.nan}, "clip must be None or above 0, got nan"),
     ({"precision": "half"}, "precision must be float32, bfloat16, float16 or None, got 'half'"),

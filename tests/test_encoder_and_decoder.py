@@ -310,9 +310,9 @@ def test_layers_of_a_stack_share_no_weights():
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
 @pytest.mark.parametrize("sizes, message", [
-    ((0, 16, 4, 24), "n_layers must be at least 1, got 0"), ((2, 0, 4, 24), "d_model must be at least 1, got 0"),
-    ((2, 16, 0, 24), "n_heads must be at least 1, got 0"), ((2, 16, 4, 0), "d_ff must be at least 1, got 0"),
-    ((2, 16, 3, 24), "d_model 16 and n_heads 3"), ((2.5, 16, 4, 24), "n_layers must be at least 1, got 2.5")])
+    ((0, 16, 4, 24), "n_layers must be an int above 0, got 0"), ((2, 0, 4, 24), "d_model must be an int above 0, got 0"),
+    ((2, 16, 0, 24), "n_heads must be an int above 0, got 0"), ((2, 16, 4, 0), "d_ff must be an int above 0, got 0"),
+    ((2, 16, 3, 24), "d_model 16 and n_heads 3"), ((2.5, 16, 4, 24), "n_layers must be an int above 0, got 2.5")])
 def test_wrong_sizes_are_named(kind, sizes, message):
     with pytest.raises(ValueError, match=message):
         kind(*sizes)

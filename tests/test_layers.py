@@ -1,5 +1,7 @@
 """FeedForward and Residual (chapter 07): equal to their formulas, each position for itself, dropout where it belongs."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,8 +171,8 @@ def test_gradients_reach_x_around_a_sublayer_that_passes_none():
 
 
 @pytest.mark.parametrize("sizes, message", [
-    ((0, 4), "d_model must be at least 1, got 0"), ((4, -1), "d_ff must be at least 1, got -1"),
-    ((4, 2.5), "d_ff must be at least 1, got 2.5")])
+    ((0, 4), "d_model must be an int above 0, got 0"), ((4, -1), "d_ff must be an int above 0, got -1"),
+    ((4, 2.5), "d_ff must be an int above 0, got 2.5")])
 def test_feed_forward_names_wrong_sizes(sizes, message):
     with pytest.raises(ValueError, match=message):
         FeedForward(*sizes)
@@ -178,7 +180,7 @@ def test_feed_forward_names_wrong_sizes(sizes, message):
 
 @pytest.mark.parametrize("d_model", [0, -3, 2.5])
 def test_residual_names_wrong_sizes(d_model):
-    with pytest.raises(ValueError, match=f"d_model must be at least 1, got {d_model}"):
+    with pytest.raises(ValueError, match=f"d_model must be an int above 0, got {d_model}"):
         Residual(d_model)
 
 
@@ -194,6 +196,13 @@ def test_residual_names_x_of_another_shape_before_the_sublayer_sees_it(shape):
     for norm_first in (False, True):
         with pytest.raises(ValueError, match=rf"x must be \(batch, length, d_model 6\) .*got \({shape[0]}, "):
             residual(norm_first=norm_first)(torch.zeros(shape), pytest.fail)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 1), (1, 5, 6), (6,)])
+def test_a_sublayers_output_is_not_broadcast(norm_first, shape):
+    with pytest.raises(ValueError, match=re.escape(f"sublayer must give (2, 5, 6), got {shape}")):
+        residual(norm_first=norm_first)(numbers(2, 5, 6), lambda x: torch.ones(shape))
 
 
 def test_feed_forward_names_x_of_another_width():

@@ -36,8 +36,14 @@ def test_padding_mask_knows_another_id_of_padding():
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 5), ()])
 def test_tokens_with_another_number_of_axes_are_refused(shape):
-    with pytest.raises(ValueError, match=re.escape(f"tokens must be (B, S), got {shape}")):
+    with pytest.raises(ValueError, match=re.escape(f"tokens must be (B, S) of int64 or int32, got {shape} of torch.int64")):
         padding_mask(torch.ones(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_or_vectors_in_place_of_tokens_are_refused(dtype):
+    with pytest.raises(ValueError, match=f"tokens must be .* got .* of {dtype}"):
+        padding_mask(torch.ones(2, 3, dtype=dtype))
 
 
 @pytest.mark.parametrize("T, S", [(1, None), (4, None), (4, 4), (1, 6), (2, 5), (5, 6)])

@@ -189,8 +189,11 @@ def test_the_fused_path_drops_weights_with_every_kind_of_mask(options):
 
 @pytest.mark.parametrize("arguments, options, message", [
     ((10, 3), {}, "d_model 10 and n_heads 3"), ((10, 3), {"d_k": 2}, "divisible by n_heads"),
-    ((0, 1), {}, "d_model must be at least 1, got 0"), ((8, 0), {}, "n_heads must be at least 1, got 0"),
-    ((8, 2), {"d_v": -1}, "d_v must be at least 1, got -1"), ((8, 2), {"dropout": 1.0}, r"dropout must .* got 1.0")])
+    ((0, 1), {}, "d_model must be an int above 0, got 0"), ((8, 0), {}, "n_heads must be an int above 0, got 0"),
+    ((8, 2), {"d_v": -1}, "d_v must be an int above 0, got -1"), ((8, 2), {"dropout": 1.0}, r"dropout must .* got 1.0"),
+    ((8, 2), {"d_k": 0}, "d_k must be an int above 0, got 0"), ((8, None), {}, "n_heads must be an int above 0, got None"),
+    ((8, True), {}, "n_heads must be an int above 0, got True"), ((8, 2), {"dropout": None}, "dropout must .* got None"),
+    ((8, 2), {"dropout": "0.1"}, "dropout must .* got '0.1'")])
 def test_wrong_sizes_are_named(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         MultiHeadAttention(*arguments, **options)
@@ -222,6 +225,16 @@ def test_a_cache_with_more_keys_than_values_or_fewer_is_refused_on_both_paths(ne
 def test_the_kernels_own_causal_mask_is_refused_where_it_would_leak(keys, mask):
     with pytest.raises(ValueError, match=f"5 queries, {keys} keys"):
         fused_attention(numbers(1, 1, 5, 4), numbers(1, 1, keys, 4), numbers(1, 1, keys, 4), mask, is_causal=True)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("shapes", [((2, 2, 5, 4), (2, 2, 6, 4), (2, 2, 6, 6)), ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4)),
+                                    ((2, 3, 5, 6), (2, 3, 6, 6), (2, 3, 6, 4)), ((5, 4), (6, 4), (6, 6))])
+def test_heads_of_another_layer_are_refused(need_weights, shapes):
+    ours = layer(12, 3, d_k=4, d_v=6)
+    ours.attend(numbers(2, 3, 5, 4), numbers(2, 3, 6, 4), numbers(2, 3, 6, 6), need_weights=need_weights)
+    with pytest.raises(ValueError, match="n_heads, d_k and d_v must be 3, 4 and 6, got"):
+        ours.attend(*(numbers(*shape) for shape in shapes), need_weights=need_weights)
 
 
 def test_a_layer_without_head_sizes_given_uses_an_equal_share():

@@ -70,8 +70,8 @@ def test_a_step_is_one_rotation_for_all_positions():
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ((0, 4), "length must be at least 1, got 0"), ((4, 0), "d_model must be at least 1, got 0"),
-    ((-3, 4), "length must be at least 1, got -3"), ((4, 2.5), "d_model must be at least 1, got 2.5")])
+    ((0, 4), "length must be an int above 0, got 0"), ((4, 0), "d_model must be an int above 0, got 0"),
+    ((-3, 4), "length must be an int above 0, got -3"), ((4, 2.5), "d_model must be an int above 0, got 2.5")])
 def test_sizes_that_cannot_be_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         positional_encoding(*arguments)
@@ -116,8 +116,8 @@ def test_another_shape_is_refused_not_broadcast(kind, shape):
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"kind": "rotary"}, "kind must be one of .*'rotary'"), ({"max_length": 0}, "max_length must be at least 1, got 0"),
-    ({"d_model": 0}, "d_model must be at least 1, got 0"), ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    ({"kind": "rotary"}, "kind must be one of .*'rotary'"), ({"max_length": 0}, "max_length must be an int above 0, got 0"),
+    ({"d_model": 0}, "d_model must be an int above 0, got 0"), ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ({"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1")])
 def test_options_that_cannot_be_are_named(options, message):
     with pytest.raises(ValueError, match=message):
@@ -151,6 +151,18 @@ def test_the_table_follows_the_module_to_another_type():
     encode = PositionalEncoding(6).to(torch.float64)
     assert encode(numbers(1, 3, 6, dtype=torch.float64)).dtype == torch.float64
     assert encode.to(torch.bfloat16)(numbers(1, 3, 6, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_table_is_of_the_default_type(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        encode = PositionalEncoding(6)
+        assert encode(torch.zeros(1, 3, 6)).dtype == dtype == encode.table.dtype
+        assert torch.equal(encode.table, positional_encoding(1024, 6).to(dtype))
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_kind_none_adds_nothing_at_any_length():

@@ -190,10 +190,18 @@ def test_merges_that_make_no_sense_are_named(merges):
 
 
 def test_one_text_in_place_of_several_and_negative_numbers_are_named():
-    with pytest.raises(ValueError, match="texts must be several, got one: 'an owl'"):
+    with pytest.raises(ValueError, match="texts must be several, got 'an owl'"):
         BytePairEncoding.train("an owl", 5)
-    with pytest.raises(ValueError, match="n_merges must be at least 0, got -1"):
-        BytePairEncoding.train(["an owl"], -1)
+    for wrong in (-1, 1.5, math.nan, True, None):
+        with pytest.raises(ValueError, match=f"n_merges must be an int of at least 0, got {wrong}"):
+            BytePairEncoding.train(["an owl"], wrong)
+
+
+def test_merges_may_be_tensors_and_may_not_be_fractions():
+    merges = [(5, 6), (259, 7)]
+    assert BytePairEncoding(torch.tensor(merges)).merges == BytePairEncoding(merges).merges
+    with pytest.raises(TypeError, match="float"):
+        BytePairEncoding([(5.0, 6.0)])
 
 
 def test_text_that_is_no_unicode_is_refused():
@@ -235,10 +243,10 @@ def test_only_rows_of_ids_that_occurred_get_a_gradient():
 
 @pytest.mark.parametrize("tokens, message", [
     (torch.tensor([[5, 11]]), "tokens must be ids from 0 to 10, got 5 to 11"), (torch.tensor([[-1, 5]]), "got -1 to 5"),
-    (torch.tensor([[1.0]]), "must be int64 or int32, got torch.float32"), (torch.tensor([[True]]), "got torch.bool"),
-    (torch.tensor([[1]], dtype=torch.int16), "got torch.int16"),
-    (torch.tensor([1, 2]), r"must be \(B, T\) .* got \(2,\)"), (torch.zeros(1, 2, 3).long(), r"got \(1, 2, 3\)"),
-    (torch.zeros(2, 0).long(), r"T at least 1, got \(2, 0\)")])
+    (torch.tensor([[1.0]]), r"of int64 or int32, got \(1, 1\) of torch.float32"), (torch.tensor([[True]]), "of torch.bool"),
+    (torch.tensor([[1]], dtype=torch.int16), "of torch.int16"),
+    (torch.tensor([1, 2]), r"must be \(B, T\), .* got \(2,\)"), (torch.zeros(1, 2, 3).long(), r"got \(1, 2, 3\)"),
+    (torch.zeros(2, 0).long(), r"T at least 1, .*got \(2, 0\)")])
 def test_wrong_tokens_are_named(tokens, message):
     with pytest.raises(ValueError, match=message):
         TokenEmbedding(11, 4)(tokens)
@@ -246,8 +254,8 @@ def test_wrong_tokens_are_named(tokens, message):
         TokenEmbedding(11, 4, name="src")(tokens)
 
 
-@pytest.mark.parametrize("sizes, message", [((0, 4), "vocab_size must be at least 1, got 0"),
-                                            ((4, -2), "d_model must be at least 1, got -2")])
+@pytest.mark.parametrize("sizes, message", [((0, 4), "vocab_size must be an int above 0, got 0"),
+                                            ((4, -2), "d_model must be an int above 0, got -2")])
 def test_wrong_sizes_of_an_embedding_are_named(sizes, message):
     with pytest.raises(ValueError, match=message):
         TokenEmbedding(*sizes)

@@ -4,14 +4,23 @@ Generated from the chapters' exported cells by `make weave`; do not edit. Needs 
 MIT License.
 """
 
+import itertools
 import math
 import operator
+import os
+import random
 import re
+import signal
+import sys
+import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from heapq import heappop, heappush
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -801,3 +810,684 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
                 hooks.enter_context(layer.register_forward_hook(note))
         hooks.enter_context(torch.compiler.set_stance("force_eager"))
         yield weights  # compiled code would not know of the hooks
+
+
+# From chapter 10, Loss and schedule
+
+def smoothed_cross_entropy(logits: Tensor, target: Tensor,
+                           smoothing: float = 0.1, pad: int = 0,
+                           reduction: str = "mean") -> Tensor:
+    """Cross-entropy with smoothed targets, in nats (§5.4).
+
+    logits: (..., V)    target: (...), token ids; those equal to pad are
+    left out. The right token gets 1 - smoothing, and all V share the rest.
+    reduction: "mean" over real tokens (0 if there are none), "sum", or
+    "none": (...), 0 at padding.
+    Computed in float32 at least. Raises ValueError for what does not fit.
+    """
+    if logits.shape[:-1] != target.shape:
+        raise ValueError(f"target must be {tuple(logits.shape[:-1])} to fit "
+                         f"the logits, got {tuple(target.shape)}")
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be mean, sum or none, "
+                         f"got {reduction!r}")
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    V = logits.shape[-1]
+    loss = F.cross_entropy(
+        logits.reshape(-1, V), target.reshape(-1), ignore_index=pad,
+        label_smoothing=smoothing,
+        reduction="none" if reduction == "none" else "sum")
+    if reduction == "none":
+        return loss.reshape(target.shape)
+    count = (target != pad).sum().clamp(min=1)
+    return loss / count if reduction == "mean" else loss
+
+
+def warmup_schedule(update: int, d_model: int, warmup: int = 4000) -> float:
+    """The learning rate of an update, counted from 1 (§5.3, equation 3).
+
+    Grows in a straight line for `warmup` updates, then falls as
+    1/√update; the peak, at update == warmup, is 1/√(d_model · warmup).
+    Raises ValueError for numbers below 1.
+    """
+    check_sizes(update=update, d_model=d_model, warmup=warmup)
+    return d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
+
+
+# From chapter 11, The training loop
+
+class TokenBatches:
+    """Endless batches of similar length, in a new order every epoch.
+
+    pairs: (source ids, target ids); a target has bos and eos at least.
+    max_tokens: the most that rows times the longest source or target of a
+    batch may be. Whenever iteration begins anew, so do the batches.
+    Raises ValueError for no pairs, a pair too short, or one that is longer
+    than max_tokens.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+                 max_tokens: int, *, pad: int = 0, seed: int = 0):
+        check_sizes(max_tokens=max_tokens)
+        lengths = [(len(target), len(source)) for source, target in pairs]
+        short = [(s, t) for t, s in lengths if s < 1 or t < 2]
+        if short or not lengths:
+            raise ValueError(f"pairs must hold sources of at least 1 token "
+                             f"and targets of 2, got {(short or 'none')[:4]}")
+        if max(map(max, lengths)) > max_tokens:
+            raise ValueError(f"max_tokens must hold the longest row, "
+                             f"{max(map(max, lengths))}, got {max_tokens}")
+        self.pairs, self.lengths, self.pad = pairs, lengths, pad
+        self.max_tokens, self.seed = max_tokens, seed
+
+    def epoch(self, number: int) -> list[list[int]]:
+        """Which pairs stand in each batch of an epoch; every pair in one."""
+        draw = random.Random(f"{self.seed} {number}")
+        order = sorted(range(len(self.pairs)),
+                       key=lambda i: (self.lengths[i], draw.random()))
+        batches, width = [[]], 0
+        for i in order:
+            width = max(width, *self.lengths[i])
+            if width * (len(batches[-1]) + 1) > self.max_tokens:
+                batches.append([])
+                width = max(self.lengths[i])
+            batches[-1].append(i)
+        draw.shuffle(batches)
+        return batches
+
+    def rows(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """These pairs, padded on the right: (B, S), (B, T)."""
+        return tuple(nn.utils.rnn.pad_sequence(
+            [torch.tensor(self.pairs[i][side]) for i in indices],
+            batch_first=True, padding_value=self.pad) for side in (0, 1))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in itertools.count():
+            yield from map(self.rows, self.epoch(number))
+
+
+def pick_device(device: torch.device | str | None = None) -> torch.device:
+    """The device asked for; None: CUDA, or Apple's MPS, or the CPU."""
+    if device is None:
+        device = ("cuda" if torch.cuda.is_available() else
+                  "mps" if torch.backends.mps.is_available() else "cpu")
+    return torch.device(device)
+
+
+def processes() -> int:
+    """How many processes train together; 1 without torch.distributed."""
+    together = torch.distributed.is_available() and (
+        torch.distributed.is_initialized())
+    return torch.distributed.get_world_size() if together else 1
+
+
+def rank() -> int:
+    """Which of them this is, from 0."""
+    return torch.distributed.get_rank() if processes() > 1 else 0
+
+
+def summed(*numbers: float, device: torch.device) -> list[float]:
+    """Each number's sum over all processes."""
+    if processes() == 1:
+        return list(numbers)
+    total = torch.tensor(numbers, device=device)
+    torch.distributed.all_reduce(total)
+    return total.tolist()
+
+
+def add_gradients(model: nn.Module, group: Sequence[tuple[Tensor, Tensor]],
+                  loss: Callable[..., Tensor], tokens: int, pad: int,
+                  dtype: torch.dtype,
+                  scaler: torch.amp.GradScaler) -> Tensor:
+    """Backward through the batches of one update; returns their loss.
+
+    The loss is a mean over `tokens`, the real target tokens of the update
+    in all processes. Batches need not have one size.
+    """
+    total = torch.zeros((), device=group[0][0].device)
+    for number, (source, target) in enumerate(group, start=1):
+        waits = processes() > 1 and number < len(group)
+        with model.no_sync() if waits else nullcontext():
+            with torch.autocast(source.device.type, dtype,
+                                enabled=dtype != torch.float32):
+                part = loss(model(source, target[:, :-1]), target[:, 1:],
+                            pad=pad, reduction="sum") / max(tokens, 1)
+            # DistributedDataParallel takes the mean of the processes
+            scaler.scale(part * processes()).backward()
+        total += part.detach()
+    return total
+
+
+def pick_precision(precision: str | None,
+                   device: torch.device) -> torch.dtype:
+    """What products are computed in: "float32", "bfloat16" or "float16".
+
+    None: on CUDA bfloat16 where the hardware has it, else float16;
+    float32 on other devices. Raises ValueError for another name.
+    """
+    if precision not in (None, "float32", "bfloat16", "float16"):
+        raise ValueError(f"precision must be float32, bfloat16, float16 or "
+                         f"None, got {precision!r}")
+    if precision is None and device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bfloat16" if native else "float16"
+    return getattr(torch, precision or "float32")
+
+
+@dataclass
+class History:
+    """What a training did: a number for each update, in order."""
+
+    loss: list[float] = field(default_factory=list)  # nats per real token
+    rate: list[float] = field(default_factory=list)
+    norm: list[float] = field(default_factory=list)  # gradient, unclipped
+    tokens: list[int] = field(default_factory=list)  # real, of the target
+    seconds: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, **numbers: float) -> None:
+        """One more update: a number for each list."""
+        for name, number in numbers.items():
+            getattr(self, name).append(number)
+
+    def table(self, lines: int = 4) -> str:
+        """Means of loss and rate over equal parts, and the validation."""
+        text, end = ["  updates       loss     rate   validation"], 0
+        for line in range(1, lines + 1):
+            start, end = end, line * len(self.loss) // lines
+            if start < end:
+                loss, rate = (sum(numbers[start:end]) / (end - start)
+                              for numbers in (self.loss, self.rate))
+                value = [f"{value:.3f}" for update, value in self.validation
+                         if start < update <= end]
+                text.append(f"{start + 1:5d} to {end:5d}   {loss:5.2f}   "
+                            f"{rate:.5f}   {(value or ['-'])[-1]}")
+        return "\n".join(text)
+
+
+class Training:
+    """What the next update depends on, besides its batches.
+
+    optimizer, precision, device: as in train; the model is moved there.
+    taken: batches. saved: where all this was last written or read.
+    Raises ValueError for a model or optimizer that does not fit.
+    """
+
+    def __init__(self, model: nn.Module,
+                 optimizer: torch.optim.Optimizer | None = None,
+                 precision: str | None = None,
+                 device: torch.device | str | None = None):
+        if processes() > 1 and not hasattr(model, "no_sync"):
+            raise ValueError(f"model must be in DistributedDataParallel to "
+                             f"train in {processes()} processes, "
+                             f"got {type(model)}")
+        self.device = pick_device(device)
+        self.dtype = pick_precision(precision, self.device)
+        self.model = getattr(model.to(self.device), "module", model)
+        self.pad = getattr(getattr(self.model, "config", None), "pad", 0)
+        self.optimizer = optimizer or torch.optim.Adam(
+            self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
+        self.weights = [weight for group in self.optimizer.param_groups
+                        for weight in group["params"]]
+        if not set(self.weights) <= set(self.model.parameters()):
+            raise ValueError("optimizer must be that of the model, got one "
+                             "with other parameters")
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=self.dtype == torch.float16)
+        self.history, self.taken, self.saved = History(), 0, None
+
+    @property
+    def update(self) -> int:
+        """The number of the next update; the first is 1."""
+        return len(self.history.loss) + 1
+
+
+def take(training: Training, stream: Iterator[tuple[Tensor, Tensor]],
+         count: int) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    """The batches of one update, and the real tokens of all processes.
+
+    Raises ValueError, in all processes, where the batches of one end.
+    """
+    group = list(itertools.islice(stream, count))
+    tokens = sum(int((target[:, 1:] != training.pad).sum())
+                 for _, target in group)
+    tokens, got = summed(tokens, len(group), device=training.device)
+    if got < count * processes():
+        raise ValueError(f"batches must hold {count * processes()} for each "
+                         f"update, got {got} for update {training.update}")
+    training.taken += count
+    return [(source.to(training.device), target.to(training.device))
+            for source, target in group], tokens
+
+
+def step(training: Training, loss: Tensor, rate: float | None = None,
+         clip: float | None = None) -> tuple[float, float, float]:
+    """Clip, look at loss and norm, step; returns loss, norm and rate.
+
+    rate: None: the optimizer's own. The norm is that before clipping.
+    Raises FloatingPointError, before the weights change, if loss or norm is
+    not finite; in float16 the norm is left to the scaler, which skips the
+    step and halves its scale, until that is 1. A skipped update counts.
+    """
+    scaler, groups = training.scaler, training.optimizer.param_groups
+    for group in groups:
+        group["lr"] = group["lr"] if rate is None else rate
+    scaler.unscale_(training.optimizer)
+    norm = nn.utils.clip_grad_norm_(training.weights, clip or math.inf)
+    value, norm = torch.stack([loss, norm]).tolist()
+    [value] = summed(value, device=training.device)
+    skips = scaler.is_enabled() and scaler.get_scale() > 1
+    if not math.isfinite(value) or not (math.isfinite(norm) or skips):
+        raise FloatingPointError(
+            f"update {training.update} has loss {value} and gradient norm "
+            f"{norm}; the last good checkpoint is "
+            f"{training.saved or 'missing'}")
+    scaler.step(training.optimizer)
+    scaler.update()
+    return value, norm, groups[0]["lr"]
+
+
+def save_atomically(state: dict, path: Path) -> None:
+    """Write beside the file, then rename: never half a file in its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".new")
+    try:
+        with open(beside, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # on the disk, not on its way there
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def random_states(device: torch.device) -> dict:
+    """Where the random numbers of Python, PyTorch and the device stand."""
+    states = {"python": random.getstate(), "cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        module = getattr(torch, device.type)  # torch.cuda, torch.mps
+        states[device.type] = module.get_rng_state(device)
+    return states
+
+
+def restore_random(states: dict, device: torch.device) -> None:
+    """Put them back there; a device that the states lack stays as it is."""
+    random.setstate(states["python"])
+    torch.set_rng_state(states["cpu"])
+    if device.type in states and device.type != "cpu":
+        module = getattr(torch, device.type)
+        module.set_rng_state(states[device.type], device)
+
+
+def save_training(training: Training, path: Path) -> None:
+    """Everything that the next update depends on, in one file.
+
+    Of several processes each gives its random numbers; the first writes.
+    """
+    states = [random_states(training.device)] * processes()
+    if processes() > 1:
+        torch.distributed.all_gather_object(states, states[0])
+    if rank() == 0:
+        save_atomically({
+            "model": training.model.state_dict(),
+            "optimizer": training.optimizer.state_dict(),
+            "scaler": training.scaler.state_dict(),
+            "history": asdict(training.history),
+            "batches": training.taken, "random": states}, path)
+    training.saved = path
+
+
+def load_training(training: Training, path: Path,
+                  stream: Iterator[tuple[Tensor, Tensor]]) -> None:
+    """Put it back, and skip the batches that were taken.
+
+    Raises ValueError for another number of processes, and as
+    load_state_dict does.
+    """
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    if len(saved["random"]) != processes():
+        raise ValueError(f"checkpoint must be of {processes()} processes, "
+                         f"got one of {len(saved['random'])}")
+    for name in ("model", "optimizer", "scaler"):
+        getattr(training, name).load_state_dict(saved[name])
+    training.history = History(**saved["history"])
+    training.taken, training.saved = saved["batches"], path
+    next(itertools.islice(stream, training.taken, training.taken), None)
+    # last, since the batches skipped may have drawn random numbers
+    restore_random(saved["random"][rank()], training.device)
+
+
+@contextmanager
+def finish_first() -> Iterator[Callable[[], bool]]:
+    """Within it, an interrupt (Ctrl-C) is noted; a second one interrupts.
+
+    Yields a function that says whether one came; if one did, it interrupts
+    at the end. In a thread of its own, where Python handles no signals, it
+    notes nothing.
+    """
+    came = []
+
+    def note(number, frame):
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def compiled(model: nn.Module, trial: Callable[[nn.Module], object],
+             **options) -> nn.Module:
+    """torch.compile(model), or where that fails, model and a line why.
+
+    trial: runs a model forward and backward, which is when compiling
+    happens. Its gradients are dropped, its random numbers given back.
+    """
+    device = next(model.parameters()).device
+    states = random_states(device)
+    try:
+        fast = torch.compile(model, dynamic=True, **options)
+        trial(fast)
+    except Exception as error:  # whatever a compiler may raise
+        reason = " ".join(str(error).split())[:80]
+        print(f"not compiled, {type(error).__name__}: {reason}")
+        fast = model
+    model.zero_grad()
+    restore_random(states, device)
+    return fast
+
+
+class Progress:
+    """A line on how far a training is, where somebody watches.
+
+    In a terminal or a notebook; never if TQDM_DISABLE is set, the variable
+    that silences many such bars, nor if `wanted` is False.
+    """
+
+    def __init__(self, updates: int, wanted: bool = True):
+        watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+        silent = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
+        self.live, self.updates = wanted and watched and not silent, updates
+        self.shown = 0.0
+
+    def __call__(self, history: History) -> None:
+        """Write the line over the last one, at most twice a second."""
+        done, now = len(history.loss), time.perf_counter()
+        last = done >= self.updates
+        if not self.live or (now - self.shown < 0.5 and not last):
+            return
+        self.shown, seconds = now, sum(history.seconds[-20:])
+        speed = sum(history.tokens[-20:]) / seconds
+        left = (self.updates - done) * seconds / len(history.seconds[-20:])
+        print(f"\r{done}/{self.updates}  loss {history.loss[-1]:.3f}  "
+              f"{speed:,.0f} tokens/s  {left:,.0f} s left   ",
+              end="\n" if last else "", flush=True)
+
+
+def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *,
+          updates: int, optimizer: torch.optim.Optimizer | None = None,
+          schedule: Callable[[int], float] | None = None,
+          loss: Callable[..., Tensor] = smoothed_cross_entropy,
+          accumulate: int = 1, clip: float | None = None,
+          precision: str | None = None, compile: bool = False,
+          validate: Callable[[nn.Module], float] | None = None,
+          checkpoint: str | Path | None = None, resume: bool = False,
+          device: torch.device | str | None = None, every: int = 100,
+          progress: bool = True) -> History:
+    """Train in place to `updates` updates, counted from 1 (§5).
+
+    batches: yields (source (B, S), target (B, T)), the same whenever
+    iterated; `accumulate` of them make an update, whose loss is the mean
+    over the real target tokens of all.
+    optimizer: None: Adam with the paper's β and ε, at 1e-3.
+    schedule: update -> learning rate; None: the optimizer's own.
+    loss: called as loss(logits, target, pad=..., reduction="sum").
+    clip: the largest norm of the gradient.
+    precision, device: as pick_precision and pick_device say.
+    validate: model in evaluation mode -> number, without gradients.
+    checkpoint: file written every `every` updates, after validation, at
+    the end and when interrupted; resume: go on from there if it exists.
+
+    A model in DistributedDataParallel trains in all processes at once;
+    `batches` are then each process's own share.
+    Raises ValueError for arguments that do not fit, FloatingPointError
+    for a loss or gradient that is not finite, before it harms the model,
+    KeyboardInterrupt after the update in which an interrupt came.
+    """
+    check_sizes(updates=updates, accumulate=accumulate, every=every)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be None or above 0, got {clip}")
+    if resume and checkpoint is None:
+        raise ValueError("checkpoint must be a path to resume, got None")
+    training = Training(model, optimizer, precision, device)
+    path = None if checkpoint is None else Path(checkpoint)
+    stream = iter(batches)
+    if resume and path.exists():
+        load_training(training, path, stream)
+    plain, history = training.model, training.history
+    run, show = model, Progress(updates, progress)
+
+    with finish_first() as interrupted:
+        for update in range(training.update, updates + 1):
+            begin = time.perf_counter()
+            group, tokens = take(training, stream, accumulate)
+            backward = partial(add_gradients, loss=loss, tokens=tokens,
+                               pad=training.pad, dtype=training.dtype,
+                               scaler=training.scaler)
+            model.train()
+            if compile:  # once, now that there is a batch to try it on
+                run, compile = compiled(
+                    model, lambda fast: backward(fast, group[:1])), False
+            model.zero_grad()
+            total = backward(run, group)
+            rate = schedule(update) if schedule else None
+            value, norm, rate = step(training, total, rate, clip)
+            history.add(loss=value, norm=norm, rate=rate, tokens=tokens,
+                        seconds=time.perf_counter() - begin)
+            show(history)
+            due = update % every == 0 or update == updates
+            if validate and due:
+                plain.eval()
+                with torch.inference_mode():
+                    history.validation.append((update,
+                                               float(validate(plain))))
+            [stop] = summed(int(interrupted()), device=training.device)
+            if path and (due or stop):
+                save_training(training, path)
+            if stop:
+                raise KeyboardInterrupt(f"stopped after update {update}")
+    plain.eval()
+    return history
+
+
+# From chapter 12, Decoding
+
+class DecoderCache:
+    """A decoder that keeps keys and values, so that a new token is one row.
+
+    Made from what `encode` gave. Called with the next tokens (B, n), returns
+    their logits (B, n, V): the last n that `decode` of all so far would give.
+    Raises ValueError for another batch size, and as `decode` does.
+    """
+
+    def __init__(self, model: Transformer, memory: Tensor,
+                 memory_mask: Tensor | None):
+        if memory_mask is not None and memory_mask.dim() != 4:
+            raise ValueError(f"memory_mask must be (B, 1, 1, S), "
+                             f"got {tuple(memory_mask.shape)}")
+        self.model, self.memory_mask, self.length = model, memory_mask, 0
+        self.memory = [layer.cross_attention.keys_values(memory)
+                       for layer in model.decoder.layers]
+        self.past = [(key[:, :, :0], value[:, :, :0])  # of no word yet
+                     for key, value in self.memory]
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        batch, model = len(self.memory[0][0]), self.model
+        if len(tokens) != batch:
+            raise ValueError(f"tokens must have the memory's batch size "
+                             f"{batch}, got {tuple(tokens.shape)}")
+        x = model.target_positions(model.target(tokens), start=self.length)
+        for i, layer in enumerate(model.decoder.layers):
+            ask = layer.cross_attention
+            x = layer.residuals[0](x, lambda x: self._look_back(
+                i, layer.self_attention, x))
+            x = layer.residuals[1](x, lambda x: ask.attend(
+                ask.queries(x), *self.memory[i], self.memory_mask)[0])
+            x = layer.residuals[2](x, layer.feed_forward)
+        self.length += tokens.shape[1]
+        return model.output(model.decoder.norm(x))
+
+    def _look_back(self, i, attention, x):
+        """x (B, n, d_model) looks at itself and at all that came before."""
+        new = attention.keys_values(x)  # key, value: (B, H, n, d_k)
+        self.past[i] = tuple(  # (B, H, length + n, d_k)
+            torch.cat(pair, dim=2) for pair in zip(self.past[i], new))
+        return attention.attend(attention.queries(x), *self.past[i],
+                                is_causal=x.shape[1] > 1)[0]
+
+    def select(self, rows: Tensor, *, same_source: bool = False) -> None:
+        """Go on with these rows, in this order; a row may come twice.
+
+        same_source: each new row has the source of the one in its place, so
+        that the memory can stay where it is.
+        """
+        self.past = [(key[rows], value[rows]) for key, value in self.past]
+        if not same_source:
+            self.memory = [(key[rows], value[rows])
+                           for key, value in self.memory]
+            if self.memory_mask is not None:
+                self.memory_mask = self.memory_mask[rows]
+
+
+@contextmanager
+def speaking(model: nn.Module) -> Iterator[None]:
+    """Within it: evaluation mode, and no graph. After it: all as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def length_limits(model: Transformer, src: Tensor,
+                  max_length: int | None = None) -> Tensor:
+    """How many tokens may be written for each row of src (B, S): (B,).
+
+    None: its real tokens + 50 (§6.1). Never more than the model has
+    positions. Raises ValueError for max_length below 1.
+    """
+    limits = (src != model.config.pad).sum(dim=1) + 50
+    if max_length is not None:
+        check_sizes(max_length=max_length)
+        limits = torch.full_like(limits, max_length)
+    return limits.clamp(max=model.config.max_length)
+
+
+def greedy_decode(model: Transformer, src: Tensor,
+                  max_length: int | None = None) -> Tensor:
+    """The likeliest next token, again and again: src (B, S) -> (B, L).
+
+    Without bos; after eos, pad. max_length: tokens written at most, eos
+    among them, as in `length_limits`. Raises ValueError as `encode` does.
+    """
+    c, written = model.config, []
+    with speaking(model):
+        cache = DecoderCache(model, *model.encode(src))
+        limits = length_limits(model, src, max_length)
+        new = torch.full_like(src[:, :1], c.bos)
+        done = torch.zeros_like(new, dtype=torch.bool)  # (B, 1)
+        while not done.all():
+            logits = cache(new)[:, -1]
+            logits[:, [c.pad, c.bos]] = -math.inf
+            new = logits.argmax(dim=-1, keepdim=True).masked_fill(done, c.pad)
+            written.append(new)
+            full = (limits <= len(written)).unsqueeze(1)
+            done = done | (new == c.eos) | full
+    # a batch of none writes nothing, and src[:, :0] is that
+    return torch.cat([src[:, :0], *written], dim=1)
+
+
+def length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
+    """What a sentence's log probability is divided by (§6.1; Wu, 2016).
+
+    length counts eos. alpha 0: by 1; alpha 1: nearly by the length.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+def beam_search(model: Transformer, src: Tensor,
+                max_length: int | None = None, beam: int = 4,
+                alpha: float = 0.6) -> tuple[Tensor, Tensor]:
+    """The best sentence that a search with `beam` live prefixes finds.
+
+    src (B, S) -> tokens (B, L), as from `greedy_decode`, and scores (B,):
+    log probability in nats / length_penalty (§6.1). An end counts if it is
+    as likely as the last prefix that stays live. A search is over when
+    `beam` ends have counted, or max_length is full. Raises ValueError for a
+    beam below 1, an alpha not finite, or if no sentence's score is.
+    """
+    check_sizes(beam=beam)
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha must be finite, got {alpha}")
+    c, B, V = model.config, len(src), model.config.tgt_vocab_size
+    with speaking(model):
+        cache = DecoderCache(model, *model.encode(src))
+        limits = length_limits(model, src, max_length)
+        row = torch.arange(B, device=src.device).unsqueeze(1)  # (B, 1)
+        cache.select(row.expand(B, beam).flatten())
+        live = src.new_full((B, beam, 1), c.bos)
+        score = torch.full((B, beam), -math.inf, device=src.device)
+        score[:, 0] = 0.0  # at first there is one prefix, <bos>
+        best = torch.full((B,), -math.inf, device=src.device)
+        written = src.new_full((B, max(limits.tolist(), default=0)), c.pad)
+        ended = torch.zeros_like(limits)
+        searching = torch.ones_like(limits, dtype=torch.bool)
+        for length in range(1, written.shape[1] + 1):
+            logits = cache(live[:, :, -1:].flatten(0, 1))[:, -1].float()
+            # (B * beam, V) -> (B, beam, V)
+            total = logits.log_softmax(dim=-1).unflatten(0, (B, beam))
+            total = total + score.unsqueeze(-1)
+            ending = total[..., c.eos].clone()  # (B, beam)
+            total[..., [c.pad, c.bos, c.eos]] = -math.inf
+            # (B, beam, V) -> (B, beam * V) -> the best (B, beam)
+            score, index = total.flatten(1).topk(beam)
+            parent, word = index // V, index % V
+            grown = torch.cat([live[row, parent], word.unsqueeze(-1)], dim=-1)
+            # what may be the answer: ends that count, and all at the limit
+            counts = ending.isfinite() & (ending >= score[:, -1:])
+            full = limits == length
+            over = torch.cat([
+                ending.masked_fill(~counts, -math.inf),
+                score.masked_fill(~full.unsqueeze(1), -math.inf)], dim=1)
+            value, place = over.max(dim=1)  # of (B, 2 * beam)
+            value = value / length_penalty(length, alpha)
+            ends = torch.cat([F.pad(live, (0, 1), value=c.eos), grown], dim=1)
+            ends = ends[row[:, 0], place, 1:]  # (B, length)
+            better = searching & (value > best)
+            best = torch.where(better, value, best)
+            written[:, :length] = torch.where(better.unsqueeze(1), ends,
+                                              written[:, :length])
+            ended += counts.sum(dim=1)
+            searching &= ~full & (ended < beam)
+            if not searching.any():
+                break
+            cache.select((row * beam + parent).flatten(), same_source=True)
+            live = grown
+    if not best.isfinite().all():
+        raise ValueError("the model's logits must be finite, got others")
+    used = (written != c.pad).any(dim=0).sum()
+    return written[:, :used].clone(), best.clone()

@@ -1,4 +1,4 @@
-"""Compare our layers with PyTorch's: time in one process, in turn, as ratios of medians; and memory kept for the backward pass."""
+"""Compare our layers, loop, batches and decoding with the plain ways: time in one process, in turn, as ratios of medians; and memory."""
 
 import argparse
 import time
@@ -98,12 +98,75 @@ def transformer(repeats: int) -> None:
             print(f"  {what}: time {found:.2f}, kept {mine:.1f} / {other:.1f} MB", flush=True)
 
 
+def training(repeats: int) -> None:
+    """Ten updates of `train` around our model, and of a plain loop around nn.Transformer, on the same batches."""
+    from book.transformer import Transformer, TransformerConfig, smoothed_cross_entropy, train
+    ours = Transformer(TransformerConfig(1000, 1000, d_model=128, n_heads=4, n_layers=2, d_ff=256, dropout=0.0, bias=True, final_norm=True))
+    theirs = Theirs(ours)
+    batches = [tuple(torch.randint(3, 1000, (2, 64, 32))) for _ in range(10)]
+
+    def plain() -> None:
+        optimizer = torch.optim.Adam(theirs.parameters(), betas=(0.9, 0.98), eps=1e-9)
+        for source, target in batches:
+            optimizer.zero_grad()
+            smoothed_cross_entropy(theirs(source, target[:, :-1]), target[:, 1:]).backward()
+            optimizer.step()
+    found = ratio(lambda: train(ours, batches, updates=10, device="cpu", progress=False), plain, repeats)
+    print(f"train / a plain loop around nn.Transformer, small: time {found:.2f} (at most 1.0)", flush=True)
+
+
+def bucketing(repeats: int) -> None:
+    """One epoch, forward and backward, in batches of similar length and in shuffled ones of as many rows."""
+    from book.transformer import TokenBatches, Transformer, TransformerConfig, smoothed_cross_entropy
+    lengths = torch.randint(3, 40, (2000,)).tolist()
+    pairs = [([5] * length, [1, *[5] * length, 2]) for length in lengths]
+    batches = TokenBatches(pairs, 2000)
+    similar = batches.epoch(0)
+    order, rows = torch.randperm(len(pairs)).tolist(), len(pairs) // len(similar)
+    shuffled = [order[i:i + rows] for i in range(0, len(order), rows)]
+    model = Transformer(TransformerConfig(1000, 1000, d_model=128, n_heads=4, n_layers=2, d_ff=256))
+
+    def padding(epoch: list[list[int]]) -> float:
+        cells = sum(len(batch) * max(lengths[i] for i in batch) for batch in epoch)
+        return 1 - sum(lengths) / cells
+
+    def run_epoch(epoch: list[list[int]]) -> None:
+        for batch in epoch:
+            source, target = batches.rows(batch)
+            smoothed_cross_entropy(model(source, target[:, :-1]), target[:, 1:]).backward()
+    found = ratio(lambda: run_epoch(similar), lambda: run_epoch(shuffled), max(1, repeats // 10))
+    print(f"batches of similar length / shuffled: time {found:.2f}, padding {padding(similar):.0%} / {padding(shuffled):.0%} of the cells",
+          flush=True)
+
+
+def decoding(repeats: int) -> None:
+    """Greedy decoding of 8 sentences, with keys and values kept and with everything computed again at each token."""
+    from book.transformer import Transformer, TransformerConfig, greedy_decode
+    model = Transformer(TransformerConfig(1000, 1000, d_model=128, n_heads=4, n_layers=2, d_ff=256)).eval()
+    config, src = model.config, torch.randint(3, 1000, (8, 20))
+    never = [config.pad, config.bos, config.eos]
+    model.output.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(never), -torch.inf))
+
+    @torch.inference_mode()
+    def again(length: int) -> torch.Tensor:
+        memory, written = model.encode(src), torch.full((len(src), 1), config.bos)
+        for _ in range(length):
+            written = torch.cat([written, model.decode(written, *memory)[:, -1:].argmax(dim=-1)], dim=1)
+        return written[:, 1:]
+    for length in (16, 64, 256):
+        assert torch.equal(greedy_decode(model, src, length), again(length))
+        found = 1 / ratio(lambda: greedy_decode(model, src, length), lambda: again(length), max(1, repeats // 5))
+        print(f"greedy decoding, {length} new tokens: with the cache {found:.1f} times as fast{' (at least 3)' * (length == 64)}", flush=True)
+
+
 def run(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {THREADS} threads; time of ours over theirs, ratios of medians")
     multi_head_attention(arguments.repeats)
     transformer(arguments.repeats)
+    for compare in (training, bucketing, decoding):
+        compare(arguments.repeats)
 
 
 if __name__ == "__main__":

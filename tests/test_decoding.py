@@ -79,13 +79,13 @@ class Unmasked(DecoderCache):
 
 class Forgetful(DecoderCache):
     def _look_back(self, i, attention, x):
-        self.past[i] = None
+        self.past[i] = tuple(kept[:, :, :0] for kept in self.past[i])
         return super()._look_back(i, attention, x)
 
 
 class Unpadded(DecoderCache):
     def __init__(self, model, memory, memory_mask):
-        super().__init__(model, memory)
+        super().__init__(model, memory, None)
 
 
 @pytest.mark.parametrize("wrong", [AtZero, Unmasked, Forgetful, Unpadded])
@@ -347,8 +347,8 @@ def test_a_beam_wider_than_the_vocabulary_and_of_a_vocabulary_of_one_word_work()
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"beam": 0}, "beam must be an int above 0, got 0"), ({"beam": 1.5}, "beam must be at least 1, got 1.5"),
-    ({"max_length": 0}, "max_length must be an int above 0, got 0"), ({"max_length": -3}, "max_length must be at least 1, got -3"),
+    ({"beam": 0}, "beam must be an int above 0, got 0"), ({"beam": 1.5}, "beam must be an int above 0, got 1.5"),
+    ({"max_length": 0}, "max_length must be an int above 0, got 0"), ({"max_length": -3}, "max_length must be an int above 0, got -3"),
     ({"alpha": math.nan}, "alpha must be finite, got nan"), ({"alpha": math.inf}, "alpha must be finite, got inf")])
 def test_arguments_that_cannot_be_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -461,6 +461,30 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_gradient_that_float16_never_gets_finite_is_an_error_and_not_a_training_that_stands_still():
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * math.nan
+
+    with pytest.raises(FloatingPointError, match="update 17 has loss .* and gradient norm nan"):
+        trained(60, precision="float16",
+                loss=lambda logits, target, **options: smoothed_cross_entropy(Broken.apply(logits), target, **options))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_norm_is_that_of_the_weights_the_optimizer_holds(precision):
+    model = made()
+    optimizer = torch.optim.SGD(model.output.parameters(), lr=0.1)
+    norm = train(model, BATCHES, updates=1, precision=precision, optimizer=optimizer, device="cpu", progress=False).norm[0]
+    expected = model.output.weight.grad.norm().item()
+    assert norm == pytest.approx(expected, rel=0.01) and norm < 10
+
+
 def test_an_old_file_is_not_called_the_last_good_checkpoint(tmp_path):
     (tmp_path / "a.pt").write_text("of another training")
     with pytest.raises(FloatingPointError, match="is missing"):
@@ -501,6 +525,21 @@ def test_a_second_interrupt_does_not_wait_and_the_old_handler_comes_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize("update", [3, 6])
+def test_an_interrupt_in_the_middle_of_an_update_finishes_that_one_also_the_last(tmp_path, update):
+    calls = []
+
+    def pressed(*inputs, **options):
+        calls.append(1)
+        if len(calls) == update:
+            signal.raise_signal(signal.SIGINT)
+        return smoothed_cross_entropy(*inputs, **options)
+
+    with pytest.raises(KeyboardInterrupt, match=f"stopped after update {update}"):
+        trained(6, loss=pressed, checkpoint=tmp_path / "a.pt")
+    assert len(torch.load(tmp_path / "a.pt", weights_only=True)["history"]["loss"]) == update
+
+
 def test_it_trains_in_a_thread_where_there_are_no_signals():
     from concurrent.futures import ThreadPoolExecutor
     with ThreadPoolExecutor(1) as pool:
@@ -523,7 +562,7 @@ def test_a_wrong_argument_is_named(options, message):
 
 
 def test_too_few_batches_are_an_error_that_says_when():
-    with pytest.raises(ValueError, match="batches must hold 2 for each update, got 1 for update 3 of 5"):
+    with pytest.raises(ValueError, match="batches must hold 2 for each update, got 1 for update 3"):
         trained(5, batches=list(itertools.islice(BATCHES, 5)), accumulate=2)
 
 

@@ -13,7 +13,7 @@ from conftest import MEASURED, code, markdown
 
 from tools.address import update
 from tools.check import RULES, code_cells, problems, written
-from tools.execute import environment, execute
+from tools.execute import DATA, environment, execute
 from tools.notebooks import ROOT, chapters, read, tags
 
 CHAPTERS = chapters()
@@ -32,6 +32,8 @@ def run_alone(path: Path, folder: Path) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("path", CHAPTERS, ids=[path.stem for path in CHAPTERS])
 def test_a_chapter_alone_in_an_empty_folder_gives_the_outputs_it_stores(path, tmp_path):
     notebook = read(path)
+    if not environment()[DATA] and any(DATA in cell.source for cell in notebook.cells):
+        pytest.skip(f"{path.stem} needs data: run make data, or set {DATA}")
     ignored = sum("nbval-ignore-output" in tags(cell) for _, cell in written(notebook))
     begin = time.perf_counter()
     done = run_alone(path, tmp_path / "alone")

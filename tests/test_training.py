@@ -23,6 +23,16 @@ from book.transformer import (History, Progress, TokenBatches, Transformer, Tran
                               smoothed_cross_entropy, train, warmup_schedule)
 from tools.notebooks import ROOT
 
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """As in the processes that these tests start: with another number of threads sums differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 PLAIN = partial(smoothed_cross_entropy, smoothing=0.0)
 OFF = torch.amp.GradScaler("cpu", enabled=False)
 

@@ -19,17 +19,27 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from tools.notebooks import BOOK, WIDGET_STATE, WIDGET_VIEW, ToolError, chapters, command, read, tags, write
+from tools.notebooks import BOOK, ROOT, WIDGET_STATE, WIDGET_VIEW, ToolError, chapters, command, read, tags, write
 
 THREADS = 2
 FULL = "ATTENTION_FULL_RUN"  # set to 1, it makes full-run cells take their full size
+DATA = "ATTENTION_DATA"  # names the folder of chapter 14's sentences
+
+
+def data_folder() -> str:
+    """Where chapter 14's sentences are: in the folder that the variable names, or where `make data` puts them; else empty."""
+    for folder in (os.environ.get(DATA, ""), ROOT / "data" / "multi30k"):
+        if folder and (Path(folder) / "train.de.gz").exists():
+            return str(Path(folder).resolve())
+    return ""
 
 
 def environment(full: bool = False) -> dict[str, str]:
     """The variables chapters run under: a fixed number of threads, no progress bars, nothing that a day changes."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     return threads | {"OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0",
-                      "PYTHONWARNINGS": "", "PYDEVD_DISABLE_FILE_VALIDATION": "1", FULL: "1" if full else ""}
+                      "PYTHONWARNINGS": "", "PYDEVD_DISABLE_FILE_VALIDATION": "1", FULL: "1" if full else "",
+                      DATA: data_folder()}
 
 
 def fingerprints(notebook: NotebookNode) -> dict[str, str]:

@@ -4,7 +4,7 @@ PY = .venv/bin/python
 CHAPTERS ?=
 PORT ?= 8000
 
-.PHONY: help book test check serve execute weave data bench
+.PHONY: help book test check serve execute weave bench
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 book: .venv/book ## the site, in _build/html; sets up what it needs
@@ -19,8 +19,6 @@ execute: .venv/test ## run chapters and store their outputs (CHAPTERS="02 03" fo
 	@$(PY) -m tools.execute $(CHAPTERS)
 weave: .venv/test ## recap cells, figure cells, transformer.py and addresses
 	@$(PY) -m tools.weave && $(PY) -m tools.address
-data: .venv/test  ## the sentences of chapter 14, checked by their sums, into data/
-	@$(PY) -m tools.data
 bench: .venv/test ## our layers against PyTorch's, as ratios in one run
 	@$(PY) -m tools.bench
 

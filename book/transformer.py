@@ -1437,8 +1437,9 @@ def beam_search(model: Transformer, src: Tensor,
     src (B, S) -> tokens (B, L), as from `greedy_decode`, and scores (B,):
     log probability in nats / length_penalty (§6.1). An end counts if it is
     as likely as the last prefix that stays live. A search is over when
-    `beam` ends have counted, or max_length is full. Raises ValueError for a
-    beam below 1, an alpha not finite, or if no sentence's score is.
+    max_length is full, no live prefix can win, or `beam` ends have counted
+    and the best is ahead of every live prefix. Raises ValueError for a beam
+    below 1, an alpha not finite, or if no sentence's score is.
     """
     check_sizes(beam=beam)
     if not math.isfinite(alpha):
@@ -1482,7 +1483,11 @@ def beam_search(model: Transformer, src: Tensor,
             written[:, :length] = torch.where(better.unsqueeze(1), ends,
                                               written[:, :length])
             ended += counts.sum(dim=1)
-            searching &= ~full & (ended < beam)
+            now = score[:, 0] / length_penalty(length, alpha)
+            most = score[:, 0] / length_penalty(
+                limits if alpha > 0 else length, alpha)
+            searching &= ~full & (most > best) & (
+                (ended < beam) | (now > best))
             if not searching.any():
                 break
             cache.select((row * beam + parent).flatten(), same_source=True)

@@ -339,6 +339,25 @@ def test_an_early_end_is_kept_and_wins_where_it_is_best(monkeypatch):
     assert len(real(found[0])) == 3
 
 
+class Sure(Table):
+    """One sentence, 3 4 5 3 4 5 and the end, and at each place a small chance of everything else."""
+
+    def __call__(self, new):
+        self.told = torch.cat([self.told, new], dim=1)
+        right = [3, 4, 5, 3, 4, 5, 2]
+        logits = torch.zeros(len(self.told), 1, 6)
+        logits[:, :, right[min(self.told.shape[1] - 1, 6)]] = 9.0
+        return logits
+
+
+@pytest.mark.parametrize("beam", [2, 4, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_hopeless_ends_do_not_end_the_search_of_a_model_that_is_sure(monkeypatch, beam, alpha):
+    monkeypatch.setattr("book.transformer.DecoderCache", Sure)
+    found, _ = beam_search(made(TINY), batch_of(3, vocab_size=6), 12, beam=beam, alpha=alpha)
+    assert real(found[0]) == [3, 4, 5, 3, 4, 5, 2]
+
+
 def test_a_beam_wider_than_the_vocabulary_and_of_a_vocabulary_of_one_word_work():
     assert real(beam_search(made(TINY), batch_of(3, vocab_size=6), 1, beam=40)[0][0])
     one_word = made(TINY, src_vocab_size=4, tgt_vocab_size=4)

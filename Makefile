@@ -4,7 +4,7 @@ PY = .venv/bin/python
 CHAPTERS ?=
 PORT ?= 8000
 
-.PHONY: help book test check serve execute weave bench
+.PHONY: help book test check serve execute weave bench gpu
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 book: .venv/book ## the site, in _build/html; sets up what it needs
@@ -21,6 +21,8 @@ weave: .venv/test ## recap cells, figure cells, transformer.py and addresses
 	@$(PY) -m tools.weave && $(PY) -m tools.address
 bench: .venv/test ## our layers against PyTorch's, as ratios in one run
 	@$(PY) -m tools.bench
+gpu: .venv/test   ## on a machine with a CUDA device: speed of base and of chapter 13, as JSON
+	@$(PY) -m tools.gpu
 
 .venv/book: requirements-book.txt constraints.txt tools/environment.sh
 	@PYTHON="$(PYTHON)" sh tools/environment.sh requirements-book.txt && touch $@

@@ -117,3 +117,25 @@ def test_chapters_are_chosen_by_number_name_or_path(tmp_path):
         chapters(tmp_path, ["3"])
     with pytest.raises(ToolError, match="no chapters .* in .*/nowhere"):
         chapters(tmp_path / "nowhere")
+
+
+def test_the_measurement_on_a_gpu_runs_in_small_on_a_cpu_and_without_a_gpu_says_so(monkeypatch):
+    import torch
+
+    from book import transformer
+    from tools import gpu
+    fused, asked = transformer.fused_attention, []
+    monkeypatch.setattr(torch, "compile", lambda model: asked.append(1) or model)
+    found = gpu.base(transformer.TransformerConfig(50, 50, 16, 2, 1, 32), torch.device("cpu"), 4, 8, 64, 1)
+    assert [row["attention"] for row in found] == ["fused", "fused, compiled", "explicit"] and asked == [1]
+    assert all(row["target tokens a second"] > 0 and 0 < row["share of peak"] < 1 for row in found)
+    assert transformer.fused_attention is fused
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ToolError, match="no CUDA device"):
+        gpu.run(None)
+
+
+def test_chapter_13_has_the_one_cell_that_the_measurement_looks_for():
+    from tools.gpu import TRAINING
+    chapter, = chapters(ROOT / "book", ["13"])
+    assert sum(TRAINING in cell.source for cell in nbformat.read(chapter, 4).cells if cell.cell_type == "code") == 1

@@ -1,5 +1,6 @@
 """What tests share: small books made for the purpose, numbers and layers that repeat."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -9,9 +10,10 @@ from hypothesis import settings
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from torch import nn
 
-from book.transformer import MultiHeadAttention
+from book.transformer import MultiHeadAttention, Transformer, TransformerConfig
 
 FEW = settings(max_examples=40, deadline=None, database=None, derandomize=True)  # the same at every run, and no files
+SMALL = TransformerConfig(13, 17, d_model=12, n_heads=3, n_layers=2, d_ff=20, dropout=0.0)
 
 
 def markdown(source: str, **metadata):
@@ -35,6 +37,21 @@ def layer(*sizes: int, dtype: torch.dtype = torch.float32, **options) -> MultiHe
         for linear in (made.input, made.output):
             nn.init.normal_(linear.bias)
     return made
+
+
+def transformer(config: TransformerConfig = SMALL, dtype: torch.dtype = torch.float32, *, seed: int = 0, **changed) -> Transformer:
+    """A model in evaluation mode, its biases and gains drawn at random: with zeros and ones a misplaced one is not seen."""
+    torch.manual_seed(seed)
+    model = Transformer(replace(config, **changed)).to(dtype).eval()
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            nn.init.normal_(weight)
+    return model
+
+
+def tokens(batch: int, length: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
+    """Real tokens, no padding, the same at every call."""
+    return torch.randint(3, vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def copy_of(ours: MultiHeadAttention) -> nn.MultiheadAttention:

@@ -4,12 +4,11 @@ import copy
 import itertools
 import math
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import FEW
+from conftest import FEW, SMALL, tokens, transformer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,23 +17,14 @@ from book.transformer import (DecoderCache, Transformer, TransformerConfig, beam
                               length_penalty, speaking)
 
 TINY = TransformerConfig(6, 6, d_model=8, n_heads=2, n_layers=1, d_ff=16, dropout=0.0)
-SMALL = TransformerConfig(13, 17, d_model=12, n_heads=3, n_layers=2, d_ff=20, dropout=0.0)
 
 
-def made(config: TransformerConfig = SMALL, seed: int = 0, sharp: float = 4.0, **changed) -> Transformer:
-    """A model in evaluation mode whose logits are spread out, so that it prefers some words."""
-    torch.manual_seed(seed)
-    model = Transformer(replace(config, **changed)).eval()
+def made(config: TransformerConfig = SMALL, seed: int = 0, **changed) -> Transformer:
+    """A model whose logits are spread out, so that it prefers some words."""
+    model = transformer(config, seed=seed, **changed)
     with torch.no_grad():
-        model.output.weight.mul_(sharp)
-        for weight in model.parameters():
-            if weight.dim() == 1:
-                nn.init.normal_(weight)
+        model.output.weight.mul_(4)
     return model
-
-
-def tokens(batch: int, length: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(3, vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def batch_of(*lengths: int, vocab_size: int = 13) -> torch.Tensor:

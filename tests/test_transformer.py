@@ -12,7 +12,9 @@ from dataclasses import FrozenInstanceError, asdict, fields, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import FEW
+from conftest import FEW, tokens
+from conftest import SMALL as TINY
+from conftest import transformer as made
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,25 +22,7 @@ from torch import nn
 from book.transformer import (DecoderLayer, MultiHeadAttention, Transformer, TransformerConfig, causal_mask, positional_encoding,
                               record_attention)
 
-TINY = TransformerConfig(13, 17, d_model=12, n_heads=3, n_layers=2, d_ff=20, dropout=0.0)
 PATHS = ("self_attention", "cross_attention")
-
-
-def made(config: TransformerConfig = TINY, dtype: torch.dtype = torch.float32, **changed) -> Transformer:
-    """A model in evaluation mode, its biases and gains drawn at random: with zeros and ones a misplaced one is not seen."""
-    torch.manual_seed(0)
-    model = Transformer(replace(config, **changed)).to(dtype).eval()
-    for weight in model.parameters():
-        if weight.dim() == 1:
-            nn.init.normal_(weight)
-    return model
-
-
-def tokens(batch: int, length: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
-    """Real tokens, no padding, the same at every call."""
-    return torch.randint(3, vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
 SRC, TGT = tokens(2, 7, 13), tokens(2, 5, 17, seed=1)
 
 

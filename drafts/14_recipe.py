@@ -22,7 +22,7 @@ DATA = Path(os.environ.get("ATTENTION_DATA", "data/multi30k"))
 RUNS = Path(os.environ.get("ATTENTION_RUNS", "runs")) / "multi30k"
 
 SEED, VOCABULARY, MAX_TOKENS = 1, 10_000, 4096
-EPOCHS, KEPT = 80, 25  # of the last 25 epochs the weights are kept
+EPOCHS, KEPT = 60, 20  # of the last 20 epochs the weights are kept
 NORM_FIRST = False
 PEAK, WARMUP, COOL = 4e-3, 1600, 0.2  # COOL: the share of updates at the end in which the rate falls to 0
 

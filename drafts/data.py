@@ -6,10 +6,10 @@ from tools.notebooks import ROOT, ToolError, command
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from book.transformer import MULTI30K_SUMS, fetch_multi30k  # needs torch
-    for name in MULTI30K_SUMS[::2]:
+    from book.transformer import MULTI30K, MULTI30K_SUMS, fetch  # needs torch
+    for name, digest in zip(MULTI30K_SUMS[::2], MULTI30K_SUMS[1::2]):
         try:
-            fetch_multi30k(name, ROOT / "data" / "multi30k")
+            fetch(f"{MULTI30K}{name}.gz", ROOT / "data" / "multi30k" / f"{name}.gz", digest)
         except OSError as error:
             raise ToolError(str(error)) from None
     print("data/multi30k: complete")

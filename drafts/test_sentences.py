@@ -2,58 +2,73 @@
 
 import gzip
 import hashlib
+from http.client import IncompleteRead
 
 import pytest
 import torch
 
 from book import transformer
-from book.transformer import (BytePairEncoding, Transformer, TransformerConfig, average_weights, beam_search, fetch_multi30k,
-                              multi30k, translate)
+from book.transformer import (BytePairEncoding, Transformer, TransformerConfig, average_weights, beam_search, fetch, multi30k,
+                              translate)
 
 CAPTIONS = "Ein Hund.\nZwei\u2028Katzen.\n"
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
-    """A folder to download from, with one file whose sum is the one expected; returns its address."""
+def served(tmp_path):
+    """A file to download: its address and sum."""
     data = gzip.compress(CAPTIONS.encode())
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "val.de.gz").write_bytes(data)
-    monkeypatch.setattr(transformer, "MULTI30K_SUMS", ["val.de", hashlib.sha256(data).hexdigest(), "val.en", "0" * 64])
-    return f"{(tmp_path / 'net').as_uri()}/"
+    return (tmp_path / "net" / "val.de.gz").as_uri(), hashlib.sha256(data).hexdigest()
 
 
 def test_a_file_is_downloaded_once_and_then_read_from_the_folder(served, tmp_path):
-    path = fetch_multi30k("val.de", tmp_path / "data", served)
-    assert fetch_multi30k("val.de", tmp_path / "data", "file:///nowhere/") == path
+    address, digest = served
+    path = fetch(address, tmp_path / "data" / "val.de.gz", digest)
+    assert fetch("file:///nowhere", str(path), digest) == path
+    assert gzip.decompress(path.read_bytes()).decode() == CAPTIONS
     assert [entry.name for entry in (tmp_path / "data").iterdir()] == ["val.de.gz"]
-    assert multi30k("val", "de", tmp_path / "data") == ["Ein Hund.", "Zwei\u2028Katzen."]
 
 
-def test_the_variable_names_the_folder(served, tmp_path, monkeypatch):
-    fetch_multi30k("val.de", tmp_path / "data", served)
-    monkeypatch.setenv("ATTENTION_DATA", str(tmp_path / "data"))
-    assert len(multi30k("val", "de")) == 2
+@pytest.mark.parametrize("address", ["file:///nowhere", "no address", ""])
+def test_a_download_that_fails_says_what_to_do_in_one_line(address, tmp_path):
+    with pytest.raises(OSError, match="^cannot get val.de.gz .* or put it into the folder .*$"):
+        fetch(address, tmp_path / "new" / "val.de.gz", "0" * 64)
+    assert not (tmp_path / "new").exists()
 
 
-def test_a_download_that_fails_says_what_to_do_in_one_line(tmp_path):
-    with pytest.raises(OSError, match="cannot get val.de.gz .* or set ATTENTION_DATA to a folder that has it$"):
-        fetch_multi30k("val.de", tmp_path, "file:///nowhere/")
+def test_a_download_that_ends_early_says_so(tmp_path, monkeypatch):
+    class Cut:
+        def read(self):
+            raise IncompleteRead(b"half", 100)
+    monkeypatch.setattr(transformer, "urlopen", lambda address, timeout: Cut())
+    with pytest.raises(OSError, match="cannot get val.de.gz .*IncompleteRead"):
+        fetch("https://example.org/val.de.gz", tmp_path / "val.de.gz", "0" * 64)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_wrong_file_is_refused_on_the_way_and_in_the_folder(served, tmp_path):
-    (tmp_path / "net" / "val.en.gz").write_bytes(b"other")
-    with pytest.raises(OSError, match="val.en.gz is not the file we know .* try again later"):
-        fetch_multi30k("val.en", tmp_path / "data", served)
-    assert not (tmp_path / "data" / "val.en.gz").exists()
+    with pytest.raises(OSError, match="val.de.gz is not the file we know .* try again later"):
+        fetch(served[0], tmp_path / "data" / "val.de.gz", "0" * 64)
+    assert not (tmp_path / "data").exists()
     (tmp_path / "val.de.gz").write_bytes(b"cut short")
-    with pytest.raises(OSError, match="delete val.de.gz and run again"):
-        fetch_multi30k("val.de", tmp_path, served)
+    with pytest.raises(OSError, match="delete it and run again"):
+        fetch(*served[:1], tmp_path / "val.de.gz", served[1])
+    assert (tmp_path / "val.de.gz").read_bytes() == b"cut short"
 
 
-def test_an_unknown_name_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="name must be one of .* got 'val.fr'"):
-        fetch_multi30k("val.fr", tmp_path)
+def test_sentences_are_one_a_line_whatever_else_ends_a_line(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(transformer, "MULTI30K_SUMS", ["val.de", served[1]])
+    monkeypatch.setattr(transformer, "MULTI30K", served[0].removesuffix("val.de.gz"))
+    monkeypatch.setenv("ATTENTION_DATA", str(tmp_path / "data"))
+    assert multi30k("val", "de") == ["Ein Hund.", "Zwei\u2028Katzen."]
+    assert multi30k("val", "de", tmp_path / "net") == multi30k("val", "de")
+
+
+def test_an_unknown_part_or_language_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="part and language must be one of .* got 'val.fr'"):
+        multi30k("val", "fr", tmp_path)
 
 
 def model_and_pieces():

@@ -255,8 +255,8 @@ class MultiHeadAttention(nn.Module):
 
         mask as in `attention`. is_causal: no query sees a later key, where
         the last query stands at the last key (the kernel would align them
-        at the first). Who may look at nothing gets
-        output's bias. Raises ValueError for other heads, and as `attention`.
+        at the first). Who may look at nothing gets output's bias.
+        Raises ValueError for other heads, and as `attention`.
         """
         check_inputs(query, key, value, mask)
         _, d_k, d_v = (size // self.n_heads for size in self.sizes)
@@ -828,8 +828,10 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor,
     if logits.shape[:-1] != target.shape:
         raise ValueError(f"target must be {tuple(logits.shape[:-1])} to fit "
                          f"the logits, got {tuple(target.shape)}")
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+    if target.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"target must be int64 or int32, "
+                         f"got {target.dtype}")
+    check_dropout(smoothing=smoothing)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be mean, sum or none, "
                          f"got {reduction!r}")
@@ -837,8 +839,8 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor,
         logits = logits.float()
     V = logits.shape[-1]
     loss = F.cross_entropy(
-        logits.reshape(-1, V), target.reshape(-1), ignore_index=pad,
-        label_smoothing=smoothing,
+        logits.reshape(-1, V), target.reshape(-1).long(),
+        ignore_index=pad, label_smoothing=smoothing,
         reduction="none" if reduction == "none" else "sum")
     if reduction == "none":
         return loss.reshape(target.shape)
@@ -1026,7 +1028,8 @@ class Training:
                              f"got {type(model)}")
         self.device = pick_device(device)
         self.dtype = pick_precision(precision, self.device)
-        self.model = getattr(model.to(self.device), "module", model)
+        model.to(self.device)
+        self.model = model.module if hasattr(model, "no_sync") else model
         self.pad = getattr(getattr(self.model, "config", None), "pad", 0)
         self.optimizer = optimizer or torch.optim.Adam(
             self.model.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-9)
@@ -1068,15 +1071,20 @@ def step(training: Training, loss: Tensor, rate: float | None = None,
     """Clip, look at loss and norm, step; returns loss, norm and rate.
 
     rate: None: the optimizer's own. The norm is that before clipping.
-    Raises FloatingPointError, before the weights change, if loss or norm is
-    not finite; in float16 the norm is left to the scaler, which skips the
-    step and halves its scale, until that is 1. A skipped update counts.
+    Raises, before the weights change, ValueError for a rate that is none,
+    FloatingPointError if loss or norm is not finite; in float16 the norm is
+    left to the scaler, which skips the step and halves its scale, until
+    that is 1. A skipped update counts.
     """
     scaler, groups = training.scaler, training.optimizer.param_groups
+    if rate is not None and not 0 <= rate < math.inf:
+        raise ValueError(f"schedule must give a rate that is finite and at "
+                         f"least 0, got {rate} for update {training.update}")
     for group in groups:
         group["lr"] = group["lr"] if rate is None else rate
     scaler.unscale_(training.optimizer)
-    norm = nn.utils.clip_grad_norm_(training.weights, clip or math.inf)
+    norm = nn.utils.clip_grad_norm_(  # a finite limit: inf / inf is nan
+        training.weights, clip or torch.finfo().max)
     value, norm = torch.stack([loss, norm]).tolist()
     [value] = summed(value, device=training.device)
     skips = scaler.is_enabled() and scaler.get_scale() > 1
@@ -1092,6 +1100,7 @@ def step(training: Training, loss: Tensor, rate: float | None = None,
 
 def save_atomically(state: dict, path: Path) -> None:
     """Write beside the file, then rename: never half a file in its place."""
+    path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".new")
     try:
@@ -1126,7 +1135,12 @@ def save_training(training: Training, path: Path) -> None:
     """Everything that the next update depends on, in one file.
 
     Of several processes each gives its random numbers; the first writes.
+    Raises FloatingPointError, and writes nothing, if a weight is not finite.
     """
+    if not all(weight.isfinite().all() for weight in training.weights):
+        raise FloatingPointError(
+            f"update {training.update - 1} left weights that are not finite; "
+            f"the last good checkpoint is {training.saved or 'missing'}")
     states = [random_states(training.device)] * processes()
     if processes() > 1:
         torch.distributed.all_gather_object(states, states[0])
@@ -1144,15 +1158,28 @@ def load_training(training: Training, path: Path,
                   stream: Iterator[tuple[Tensor, Tensor]]) -> None:
     """Put it back, and skip the batches that were taken.
 
-    Raises ValueError for another number of processes, and as
-    load_state_dict does.
+    Raises ValueError, before anything changes, for what is no checkpoint,
+    or is one of another model or number of processes.
     """
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    if len(saved["random"]) != processes():
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        theirs, count = saved["model"], len(saved["random"])
+    except Exception as error:  # whatever a reader may raise
+        raise ValueError(f"checkpoint must be a whole file that train "
+                         f"wrote, got {path}") from error
+    if count != processes():
         raise ValueError(f"checkpoint must be of {processes()} processes, "
-                         f"got one of {len(saved['random'])}")
-    for name in ("model", "optimizer", "scaler"):
-        getattr(training, name).load_state_dict(saved[name])
+                         f"got one of {count}")
+    ours = training.model.state_dict()
+    other = [name for name in {**ours, **theirs}
+             if name not in ours or name not in theirs
+             or ours[name].shape != theirs[name].shape]
+    if other:
+        raise ValueError(f"checkpoint must be of this model, got one that "
+                         f"differs in {other[0]}")
+    for name in ("optimizer", "model", "scaler"):
+        if saved[name]:  # only in float16 has a scaler something to keep
+            getattr(training, name).load_state_dict(saved[name])
     training.history = History(**saved["history"])
     training.taken, training.saved = saved["batches"], path
     next(itertools.islice(stream, training.taken, training.taken), None)
@@ -1165,8 +1192,8 @@ def finish_first() -> Iterator[Callable[[], bool]]:
     """Within it, an interrupt (Ctrl-C) is noted; a second one interrupts.
 
     Yields a function that says whether one came; if one did, it interrupts
-    at the end. In a thread of its own, where Python handles no signals, it
-    notes nothing.
+    at the end. Where interrupts are ignored, or in a thread of its own,
+    where Python handles no signals, it notes nothing.
     """
     came = []
 
@@ -1175,7 +1202,8 @@ def finish_first() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(number)
 
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     before = signal.signal(signal.SIGINT, note)
@@ -1255,7 +1283,8 @@ def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *,
     loss: called as loss(logits, target, pad=..., reduction="sum").
     clip: the largest norm of the gradient.
     precision, device: as pick_precision and pick_device say.
-    validate: model in evaluation mode -> number, without gradients.
+    validate: model in evaluation mode -> number, without gradients; the
+    random numbers that it draws do not change the training.
     checkpoint: file written every `every` updates, after validation, at
     the end and when interrupted; resume: go on from there if it exists.
 
@@ -1272,9 +1301,16 @@ def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *,
         raise ValueError("checkpoint must be a path to resume, got None")
     training = Training(model, optimizer, precision, device)
     path = None if checkpoint is None else Path(checkpoint)
+    if path:  # what cannot be written is found now, not hours later
+        if path.is_dir():
+            raise ValueError(f"checkpoint must be a file, got folder {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
     stream = iter(batches)
     if resume and path.exists():
         load_training(training, path, stream)
+        if training.update > updates + 1:
+            raise ValueError(f"updates must be at least the checkpoint's "
+                             f"{training.update - 1}, got {updates}")
     plain, history = training.model, training.history
     run, show = model, Progress(updates, progress)
 
@@ -1299,9 +1335,11 @@ def train(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *,
             due = update % every == 0 or update == updates
             if validate and due:
                 plain.eval()
+                states = random_states(training.device)
                 with torch.inference_mode():
                     history.validation.append((update,
                                                float(validate(plain))))
+                restore_random(states, training.device)
             [stop] = summed(int(interrupted()), device=training.device)
             if path and (due or stop):
                 save_training(training, path)
@@ -1326,8 +1364,12 @@ class DecoderCache:
         if memory_mask is not None and memory_mask.dim() != 4:
             raise ValueError(f"memory_mask must be (B, 1, 1, S), "
                              f"got {tuple(memory_mask.shape)}")
+        if memory_mask is not None:  # one that hides nothing only costs time
+            memory_mask = None if memory_mask.all() else memory_mask.expand(
+                len(memory), -1, -1, -1)  # a row each, for select
         self.model, self.memory_mask, self.length = model, memory_mask, 0
-        self.memory = [layer.cross_attention.keys_values(memory)
+        self.memory = [tuple(part.contiguous() for part in
+                             layer.cross_attention.keys_values(memory))
                        for layer in model.decoder.layers]
         self.past = [(key[:, :, :0], value[:, :, :0])  # of no word yet
                      for key, value in self.memory]
@@ -1352,7 +1394,8 @@ class DecoderCache:
         """x (B, n, d_model) looks at itself and at all that came before."""
         new = attention.keys_values(x)  # key, value: (B, H, n, d_k)
         self.past[i] = tuple(  # (B, H, length + n, d_k)
-            torch.cat(pair, dim=2) for pair in zip(self.past[i], new))
+            torch.cat([past, part.contiguous()], dim=2)  # faster so
+            for past, part in zip(self.past[i], new))
         return attention.attend(attention.queries(x), *self.past[i],
                                 is_causal=x.shape[1] > 1)[0]
 
@@ -1402,7 +1445,8 @@ def greedy_decode(model: Transformer, src: Tensor,
     """The likeliest next token, again and again: src (B, S) -> (B, L).
 
     Without bos; after eos, pad. max_length: tokens written at most, eos
-    among them, as in `length_limits`. Raises ValueError as `encode` does.
+    among them, as in `length_limits`. Raises ValueError as `encode` does,
+    and where no word is possible.
     """
     c, written = model.config, []
     with speaking(model):
@@ -1413,7 +1457,11 @@ def greedy_decode(model: Transformer, src: Tensor,
         while not done.all():
             logits = cache(new)[:, -1]
             logits[:, [c.pad, c.bos]] = -math.inf
-            new = logits.argmax(dim=-1, keepdim=True).masked_fill(done, c.pad)
+            value, new = logits.max(dim=-1, keepdim=True)
+            if not (value.isfinite() | done).all():
+                raise ValueError("the model's logits must be finite, "
+                                 "got others")
+            new = new.masked_fill(done, c.pad)
             written.append(new)
             full = (limits <= len(written)).unsqueeze(1)
             done = done | (new == c.eos) | full
@@ -1439,11 +1487,11 @@ def beam_search(model: Transformer, src: Tensor,
     as likely as the last prefix that stays live. A search is over when
     max_length is full, no live prefix can win, or `beam` ends have counted
     and the best is ahead of every live prefix. Raises ValueError for a beam
-    below 1, an alpha not finite, or if no sentence's score is.
+    below 1, an alpha beyond ±10, or if no sentence's score is finite.
     """
     check_sizes(beam=beam)
-    if not math.isfinite(alpha):
-        raise ValueError(f"alpha must be finite, got {alpha}")
+    if not -10 <= alpha <= 10:
+        raise ValueError(f"alpha must be from -10 to 10, got {alpha}")
     c, B, V = model.config, len(src), model.config.tgt_vocab_size
     with speaking(model):
         cache = DecoderCache(model, *model.encode(src))

@@ -111,6 +111,20 @@ def test_rows_of_one_source_may_change_places_without_the_memory():
         assert torch.allclose(cache(tgt.flip(0)[:, 4:]), model.decode(tgt.flip(0), memory, mask)[:, 4:], atol=1e-4)
 
 
+def test_a_mask_for_all_rows_can_be_selected_and_one_that_hides_nothing_is_left_out():
+    model, tgt = made(), tokens(2, 6, 17)
+    with torch.no_grad():
+        memory, mask = model.encode(batch_of(7, 7))
+        assert DecoderCache(model, memory, mask).memory_mask is None
+        mask = mask[:1].clone()
+        mask[..., 5:] = False
+        cache = DecoderCache(model, memory, mask)
+        cache(tgt[:, :4])
+        cache.select(torch.tensor([1, 0]))
+        expected = model.decode(tgt.flip(0), memory.flip(0), mask)[:, 4:]
+        assert torch.allclose(cache(tgt.flip(0)[:, 4:]), expected, atol=1e-4)
+
+
 def test_keys_of_the_memory_are_computed_once(monkeypatch):
     model, asked = made(), []
     for layer in model.decoder.layers:
@@ -358,7 +372,7 @@ def test_a_beam_wider_than_the_vocabulary_and_of_a_vocabulary_of_one_word_work()
 @pytest.mark.parametrize("arguments, message", [
     ({"beam": 0}, "beam must be an int above 0, got 0"), ({"beam": 1.5}, "beam must be an int above 0, got 1.5"),
     ({"max_length": 0}, "max_length must be an int above 0, got 0"), ({"max_length": -3}, "max_length must be an int above 0, got -3"),
-    ({"alpha": math.nan}, "alpha must be finite, got nan"), ({"alpha": math.inf}, "alpha must be finite, got inf")])
+    *(({"alpha": value}, f"alpha must be from -10 to 10, got {value}") for value in (math.nan, math.inf, 300.0, -50.0))])
 def test_arguments_that_cannot_be_are_named(arguments, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         beam_search(made(), batch_of(3), **arguments)
@@ -373,5 +387,7 @@ def test_logits_that_are_not_finite_are_named_and_half_precision_works():
         broken.output.weight.fill_(math.nan)
     with pytest.raises(ValueError, match="the model's logits must be finite"):
         beam_search(broken, batch_of(3))
+    with pytest.raises(ValueError, match="the model's logits must be finite"):
+        greedy_decode(broken, batch_of(3))
     found, scores = beam_search(made().to(torch.bfloat16), batch_of(3, 7), 9)
     assert scores.dtype == torch.float32 and scores.isfinite().all() and len(found) == 2

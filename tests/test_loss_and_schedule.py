@@ -197,12 +197,19 @@ def test_equal_logits_cost_log_v_whatever_the_smoothing(smoothing):
     assert loss.item() == pytest.approx(math.log(V))
 
 
+def test_ids_of_32_bits_give_the_same():
+    logits, target = torch.randn(2, 3, V), torch.tensor([[1, 2, 0], [3, 1, 2]])
+    assert smoothed_cross_entropy(logits, target.int()) == smoothed_cross_entropy(logits, target)
+
+
 # Wrong input
 
 @pytest.mark.parametrize("changed, message", [
     ({"target": torch.ones(2, 4, dtype=torch.long)}, "target must be (2, 3) to fit the logits, got (2, 4)"),
     ({"target": torch.ones(6, dtype=torch.long)}, "target must be (2, 3) to fit the logits, got (6,)"),
     ({"target": torch.ones(2, 3, 1, dtype=torch.long)}, "target must be (2, 3) to fit the logits, got (2, 3, 1)"),
+    *(({"target": torch.ones(2, 3, dtype=dtype)}, f"target must be int64 or int32, got {dtype}")
+      for dtype in (torch.float32, torch.bool)),
     *(({"smoothing": value}, f"smoothing must be in [0, 1), got {value}") for value in (-0.1, 1.0, 1.5, math.nan)),
     *(({"reduction": value}, f"reduction must be mean, sum or none, got {value!r}") for value in ("avg", None))])
 def test_what_does_not_fit_is_named(changed, message):

@@ -436,6 +436,86 @@ def test_the_checkpoint_is_plain_data_and_its_weights_load_alone(tmp_path):
     assert equal(other, model)
 
 
+def test_a_checkpoint_of_float32_goes_on_in_float16_and_back(tmp_path):
+    trained(2, checkpoint=tmp_path / "a.pt")
+    for updates, precision in ((4, "float16"), (6, "float32"), (8, "bfloat16")):
+        _, history = trained(updates, checkpoint=tmp_path / "a.pt", resume=True, precision=precision)
+        assert len(history.loss) == updates
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_changes(tmp_path):
+    trained(3, checkpoint=tmp_path / "a.pt")
+    for other in (made(5, d_ff=64), made(5, norm_first=True)):
+        before = [weight.clone() for weight in other.state_dict().values()]
+        with pytest.raises(ValueError, match="checkpoint must be of this model, got one that differs in "):
+            train(other, BATCHES, updates=5, checkpoint=tmp_path / "a.pt", resume=True, device="cpu", progress=False)
+        assert all(map(torch.equal, before, other.state_dict().values()))
+
+
+@pytest.mark.parametrize("kind", ["empty", "half", "text", "weights", "list"])
+def test_what_is_no_checkpoint_is_refused_and_kept(tmp_path, kind):
+    path = tmp_path / "a.pt"
+    trained(1, checkpoint=path)
+    whole = path.read_bytes()
+    if kind in ("weights", "list"):
+        torch.save(made().state_dict() if kind == "weights" else [1], path)
+    else:
+        path.write_bytes({"empty": b"", "half": whole[:len(whole) // 2], "text": b"hello"}[kind])
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match=f"checkpoint must be a whole file that train wrote, got {re.escape(str(path))}"):
+        trained(3, checkpoint=path, resume=True)
+    assert path.read_bytes() == kept
+
+
+def test_a_checkpoint_with_more_updates_than_asked_for_is_refused(tmp_path):
+    trained(3, checkpoint=tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="updates must be at least the checkpoint's 3, got 2"):
+        trained(2, checkpoint=tmp_path / "a.pt", resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_before_the_first_update(tmp_path):
+    (tmp_path / "file").write_text("")
+    for bad, error in ((tmp_path, ValueError), ("", ValueError), (tmp_path / "file" / "a.pt", OSError)):
+        asked = []
+        with pytest.raises(error):
+            trained(2, checkpoint=bad, schedule=asked.append)
+        assert not asked
+
+
+def test_a_checkpoint_that_is_a_link_stays_one(tmp_path):
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "a.pt").symlink_to(tmp_path / "drive" / "a.pt")
+    trained(2, checkpoint=tmp_path / "a.pt")
+    trained(4, checkpoint=tmp_path / "a.pt", resume=True)
+    assert (tmp_path / "a.pt").is_symlink()
+    assert len(torch.load(tmp_path / "drive" / "a.pt", weights_only=True)["history"]["loss"]) == 4
+
+
+def test_a_validation_that_draws_random_numbers_does_not_change_the_training(tmp_path):
+    def drawing(model):
+        return torch.rand(1).item() + random.random()
+
+    plain, _ = trained(9, every=4)
+    assert equal(plain, trained(9, every=4, validate=drawing)[0])
+    trained(6, every=4, validate=drawing, checkpoint=tmp_path / "a.pt")
+    assert equal(plain, trained(9, every=4, validate=drawing, checkpoint=tmp_path / "a.pt", resume=True)[0])
+
+
+def test_a_part_called_module_is_not_taken_for_the_model(tmp_path):
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.gain = made(), nn.Parameter(torch.ones(13))
+
+        def forward(self, source, target):
+            return self.module(source, target) * self.gain
+
+    wrapper = Wrapper()
+    train(wrapper, BATCHES, updates=2, checkpoint=tmp_path / "a.pt", device="cpu", progress=False)
+    assert not torch.equal(wrapper.gain, torch.ones(13))
+    assert "gain" in torch.load(tmp_path / "a.pt", weights_only=True)["model"]
+
+
 def test_random_states_come_back():
     states = random_states(torch.device("cpu"))
     first = torch.rand(3).tolist(), random.random()
@@ -495,6 +575,39 @@ def test_the_norm_is_that_of_the_weights_the_optimizer_holds(precision):
     assert norm == pytest.approx(expected, rel=0.01) and norm < 10
 
 
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_a_rate_that_is_none_reaches_neither_weights_nor_checkpoint(tmp_path, rate):
+    with pytest.raises(ValueError, match=f"schedule must give a rate that is finite and at least 0, got {rate} for update 4"):
+        trained(6, every=2, checkpoint=tmp_path / "a.pt", schedule=lambda update: rate if update == 4 else 1e-3)
+    saved = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert len(saved["history"]["loss"]) == 2 and all(weight.isfinite().all() for weight in saved["model"].values())
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path):
+    with pytest.raises(FloatingPointError, match="update 1 left weights that are not finite; .* missing"):
+        train(made().half(), BATCHES, updates=3, every=1, checkpoint=tmp_path / "a.pt", device="cpu", progress=False)
+    assert not list(tmp_path.iterdir())  # Adam's ε of 1e-9 is 0 in float16
+
+
+def test_a_norm_that_overflows_in_float16_does_not_make_weights_nan():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(13, 13)
+
+        def forward(self, source, target):
+            return self.table(target)
+
+    calls = []
+
+    def loud(*inputs, **options):
+        calls.append(1)
+        return smoothed_cross_entropy(*inputs, **options) * (1e22 if len(calls) == 1 else 1)
+    model = Table()
+    train(model, BATCHES, updates=2, loss=loud, precision="float16", device="cpu", progress=False)
+    assert all(weight.isfinite().all() for weight in model.parameters())
+
+
 def test_an_old_file_is_not_called_the_last_good_checkpoint(tmp_path):
     (tmp_path / "a.pt").write_text("of another training")
     with pytest.raises(FloatingPointError, match="is missing"):
@@ -533,6 +646,17 @@ def test_a_second_interrupt_does_not_wait_and_the_old_handler_comes_back():
         assert interrupted()
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_the_program_ignores_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with finish_first() as interrupted:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupted()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("update", [3, 6])

@@ -140,10 +140,10 @@ def bucketing(repeats: int) -> None:
 
 
 def decoding(repeats: int) -> None:
-    """Greedy decoding of 8 sentences, with keys and values kept and with everything computed again at each token."""
+    """Greedy decoding of 8 sentences by a model of chapter 14's sizes, with keys and values kept and with everything computed again."""
     from book.transformer import Transformer, TransformerConfig, greedy_decode
-    model = Transformer(TransformerConfig(1000, 1000, d_model=128, n_heads=4, n_layers=2, d_ff=256)).eval()
-    config, src = model.config, torch.randint(3, 1000, (8, 20))
+    model = Transformer(TransformerConfig(10_000, 10_000, d_model=128, n_heads=4, n_layers=4, d_ff=256)).eval()
+    config, src = model.config, torch.randint(3, 10_000, (8, 20))
     never = [config.pad, config.bos, config.eos]
     model.output.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(never), -torch.inf))
 

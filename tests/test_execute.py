@@ -102,6 +102,18 @@ def test_a_full_run_is_recorded_only_on_request_and_then_kept(book):
     assert printed(notebook, 0) == recorded and "older than the code" in warnings[0]
 
 
+def test_a_full_run_is_not_made_old_by_woven_code_nor_any_output_by_the_projects_address(book):
+    ours = 'x = "https://raw.githubusercontent.com/{}/cells/main/book/x"'
+    folder = book(**{"01_one": [code("y = 1", "recap"), code(ours.format("me")), code(CLOCK, IGNORE), code(SIZE, *FULL)]})
+    first, _ = run(folder, full=True)
+    for cell, source in ((1, ours.format("you")), (0, "y = 2")):
+        first.cells[cell].source = source
+        nbformat.write(first, folder / "01_one.ipynb")
+        notebook, warnings = run(folder)
+        assert printed(notebook, 3) == printed(first, 3) and not warnings
+        assert (printed(notebook, 2) == printed(first, 2)) == (cell == 1)
+
+
 def test_widgets_get_ids_that_repeat_and_those_never_shown_are_dropped(book):
     folder = book(**{"01_one": [markdown("# 1"), code(WIDGET)]})
     notebook, _ = run(folder)

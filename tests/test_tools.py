@@ -11,7 +11,7 @@ import tarfile
 
 import nbformat
 import pytest
-from conftest import markdown
+from conftest import code, markdown
 
 from tools import address, vendor
 from tools.notebooks import ROOT, ToolError, chapters
@@ -20,6 +20,8 @@ OLD = """git clone https://github.com/OWNER/attention-cell-by-cell.git x
 [site](https://OWNER.github.io/attention-cell-by-cell/index.html)
 [two](https://OWNER.github.io/attention-cell-by-cell/book/02_attention.html#why)
 [run](https://colab.research.google.com/github/OWNER/attention-cell-by-cell/blob/main/book/02_attention.ipynb)
+fetch("https://raw.githubusercontent.com/OWNER/attention-cell-by-cell/main/book/x.pt")
+fetch("https://raw.githubusercontent.com/multi30k/dataset/master/data/")
 [paper](https://arxiv.org/abs/1706.03762) [other](https://example.org/book/02.html)
 """
 
@@ -28,7 +30,7 @@ def test_addresses_are_rewritten_wherever_they_stand_and_nothing_else_is():
     new = address.rewrite(OLD, "https://github.com/me/mine", "https://me.example/mine")
     assert new == OLD.replace("https://github.com/OWNER/attention-cell-by-cell", "https://github.com/me/mine").replace(
         "https://OWNER.github.io/attention-cell-by-cell", "https://me.example/mine").replace(
-        "github/OWNER/attention-cell-by-cell", "github/me/mine")
+        "/OWNER/attention-cell-by-cell", "/me/mine")
     assert address.rewrite(new, "https://github.com/me/mine", "https://me.example/mine") == new
 
 
@@ -38,7 +40,7 @@ def test_update_writes_notebooks_and_texts_and_check_only_tells(tmp_path):
                                           "sphinx: {config: {html_baseurl: https://me.example/mine/}}\n")
     (tmp_path / "README.md").write_text(OLD)
     (tmp_path / "CITATION.cff").write_text("repository-code: https://old\nurl: https://old\n")
-    nbformat.write(nbformat.v4.new_notebook(cells=[markdown(OLD)]), tmp_path / "book" / "01_one.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=[markdown(OLD), code(OLD)]), tmp_path / "book" / "01_one.ipynb")
     names = ["01_one.ipynb", "README.md", "CITATION.cff"]
     assert address.update(tmp_path, check=True) == names == address.update(tmp_path)
     assert address.update(tmp_path) == []

@@ -25,19 +25,19 @@ def rewrite(text: str, repository: str, site: str) -> str:
     owner_and_name = "/".join(repository.split("/")[-2:])
     text = re.sub(r"https://[^\s)>\"']+?/(?=(?:index|book/\d\d_\w+)\.html)", site + "/", text)
     text = re.sub(r"(https://colab\.research\.google\.com/github)/[^/\s]+/[^/\s]+/", rf"\1/{owner_and_name}/", text)
+    text = re.sub(r"(https://raw\.githubusercontent\.com)/[^/\s]+/[^/\s]+/(?=main/book/)", rf"\1/{owner_and_name}/", text)
     text = re.sub(r"(?<=git clone )https://\S+?\.git", repository + ".git", text)
     text = re.sub(r"(?m)^(repository-code: ).*$", rf"\g<1>{repository}", text)
     return re.sub(r"(?m)^(url: ).*$", rf"\g<1>{site}/", text)
 
 
 def update(root: Path = ROOT, check: bool = False) -> list[str]:
-    """Bring addresses up to date in the chapters' Markdown and in README.md and CITATION.cff; returns what changed."""
+    """Bring addresses up to date in the chapters and in README.md and CITATION.cff; returns what changed."""
     repository, site = addresses(root)
     changed = []
     for path in chapters(root / "book"):
         notebook = read(path)
-        stale = [cell for cell in notebook.cells
-                 if cell.cell_type == "markdown" and rewrite(cell.source, repository, site) != cell.source]
+        stale = [cell for cell in notebook.cells if rewrite(cell.source, repository, site) != cell.source]
         for cell in stale:
             cell.source = rewrite(cell.source, repository, site)
         if stale:

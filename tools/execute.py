@@ -19,11 +19,14 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from tools.notebooks import BOOK, ROOT, WIDGET_STATE, WIDGET_VIEW, ToolError, chapters, command, read, tags, write
+from tools.notebooks import BOOK, ROOT, WIDGET_STATE, WIDGET_VIEW, ToolError, chapters, command, is_generated, read, tags, write
 
 THREADS = 2
 FULL = "ATTENTION_FULL_RUN"  # set to 1, it makes full-run cells take their full size
 DATA = "ATTENTION_DATA"  # names the folder of chapter 14's sentences
+WEIGHTS = "ATTENTION_WEIGHTS"  # names the folder of what chapter 14 learnt
+
+OWN = re.compile(r"https://raw\.githubusercontent\.com/[^/\s]+/[^/\s]+/(?=main/book/)")  # address.py changes it
 
 
 def data_folder() -> str:
@@ -39,22 +42,30 @@ def environment(full: bool = False) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(THREADS))
     return threads | {"OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0",
                       "PYTHONWARNINGS": "", "PYDEVD_DISABLE_FILE_VALIDATION": "1", FULL: "1" if full else "",
-                      DATA: data_folder()}
+                      DATA: data_folder(), WEIGHTS: str(BOOK / "weights")}
 
 
 def fingerprints(notebook: NotebookNode) -> dict[str, str]:
-    """For each code cell's id, a hash of all code up to and including it."""
-    digest, result = hashlib.sha256(), {}
+    """For each code cell's id, a hash of all code up to and including it, wherever the project is published.
+
+    For full-run cells without the woven code: hours of recording are not made old by a word in an earlier chapter (the weekly run
+    records them anew).
+    """
+    everything, own, result = hashlib.sha256(), hashlib.sha256(), {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            digest.update(cell.source.encode() + b"\0")
-            result[cell.id] = digest.hexdigest()[:16]
+            source = OWN.sub("", cell.source).encode() + b"\0"
+            everything.update(source)
+            if not is_generated(cell):
+                own.update(source)
+            result[cell.id] = (own if "full-run" in tags(cell) else everything).hexdigest()[:16]
     return result
 
 
 def last_fingerprint(notebook: NotebookNode) -> str:
     """A hash of all code."""
-    return next(reversed(fingerprints(notebook).values()), "")
+    sources = (OWN.sub("", cell.source).encode() + b"\0" for cell in notebook.cells if cell.cell_type == "code")
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def widget_states(notebook: NotebookNode) -> dict[str, NotebookNode]:

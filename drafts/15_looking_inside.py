@@ -1,5 +1,11 @@
 # ---
 # jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -23,19 +29,17 @@
 # %% [markdown]
 # ## The model to open
 #
-# Heads can be studied only in a model that works, so we train [chapter 13](https://OWNER.github.io/attention-cell-by-cell/book/13_translating_numbers.html)'s again: its recipe, its numbers, its seed. Two short rules spell the numbers below a million, so that nothing has to be installed. English has a blank before each
+# We train [chapter 13](https://OWNER.github.io/attention-cell-by-cell/book/13_translating_numbers.html)'s again: its recipe, its numbers, its seed. Two short rules spell the numbers below a million, so that nothing has to be installed. English has a blank before each
 # hyphen, as there, so that *forty* and *-seven* are two pieces.
 
 # %%
 import copy
-import hashlib
 import os
 import random
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from urllib.request import urlopen
 
 import matplotlib.pyplot as plt
 import torch
@@ -117,7 +121,7 @@ model.cpu()  # wherever it was trained
 print("trained for 260 updates")
 
 # %% [markdown]
-# We shall ask hundreds of times how many numbers come out right. Greedy decoding writes the right pieces exactly if each piece, *given the right ones before it*, is the likeliest. One pass through the model tells that for all pieces at once.
+# We shall ask hundreds of times how many numbers come out right. Greedy decoding writes the right pieces exactly if each piece, *given the right ones before it*, is the likeliest. One pass through the model tells that for all pieces at once.  (Nearly: other pieces may spell the same letters.)
 
 # %%
 @torch.inference_mode()
@@ -211,7 +215,7 @@ explore(draw_number, number={f"{n:,}": n for n in SHOWN},
         layer=list(layers(model)))
 
 # %% [markdown]
-# Only in *decoder 2 cross*, where nearly every row has its dark cell at the word that it translates, in every head. In the first cross-attention some cells are as dark and stand elsewhere; the encoder's maps are smears. The decoder's own maps are sharp, and in *decoder 1 self* one or two heads look at `<bos>` until the thousands are written, then at the piece that ends them: a guess to be tested. Four heads side by side, all alike: keep that for later.
+# Only in *decoder 2 cross*: most rows have their dark cell at the word that they translate, in some heads nearly all. In the first cross-attention some cells are as dark and stand elsewhere; the encoder's maps are smears. The decoder's own maps are sharp: in *decoder 1 self* a head or two look at `<bos>` until the thousands are written, then at the piece that ends them, a guess to be tested.
 
 # %% [markdown]
 # ## How many keys, effectively?
@@ -285,12 +289,14 @@ show("For each of six attention layers, how many keys its four heads look at "
      "at one to three in cross-attention, at more in the encoder.")
 
 # %% [markdown]
-# The decoder's self-attention may look at few keys, so its counts are low before training; compare with the grey bar, not with other rows. Training sharpens all six, the cross-attention most: from ten keys and more to one, two or three. The encoder stays broad.
+# The decoder's self-attention may look at few keys, so its counts are low before training; compare with the grey bar, not with other rows. Before training the first layers are the sharper ones: their scores spread more (a table below). Training sharpens all six, the cross-attention most: from about ten keys to one, two or three. The encoder stays broad.
 
 # %% [markdown]
 # ## What does each head do?
 #
-# A picture suggests a role: *looks at the word that it translates*. Let us define a handful of roles as a rule: which key each query should look at most. All numbers in `sixes` have the same places, so a role is a list of key places, one for each query. `-1` says that the role is silent about that query. *Start of half* is the guess from the widget.
+# A picture suggests a role: *looks at the word that it translates*. So we write down a handful of roles, each a rule: which key each query should look at most. All numbers in `sixes` have the same places, so a role is a list of key places, one for each query. `-1` says that the role is silent about that query.
+#
+# *Own word* is that of the piece being written, *just written* that of the piece before, *written next* that of the piece after. The *halves* are the thousands and the rest; *start of half* is the guess from the widget.
 
 # %%
 OWN = [0, 4, 3, 6, 10, 9]  # place of the word that each piece needs
@@ -365,7 +371,8 @@ for y, head in enumerate(HEADS):
             markeredgewidth=2)
 ax.plot([], [], "D", color="black", linestyle="", markersize=4,
         label="best role of the untrained head")
-ax.barh(0, 0, color="#BBBBBB", label="white line: chance")
+ax.plot([], [], "|", color="#777777", markersize=9, markeredgewidth=2,
+        linestyle="", label="chance (white line)")
 ax.set_yticks(range(24), [f"{layer}, head {head + 1}"
                           for layer, head in HEADS], fontsize=9)
 ax.invert_yaxis()
@@ -376,22 +383,25 @@ ax.set_title("Cross-attention of layer 2 holds a role, no encoder head does")
 figure.legend(loc="outside lower center", fontsize=9, ncols=2)
 show("A bar for each of 24 heads: the share of looks that go where the best "
      "of a handful of roles says. The four heads of decoder 2 cross hold the "
-     "role own word in most looks. Encoder heads stay below two thirds. "
-     "Diamonds: untrained heads, all below two thirds. White lines: chance.")
+     "role own word in most looks. Encoder heads stay below 60 percent. "
+     "Diamonds: untrained heads, all below 60 percent. White lines: chance.")
 
 # %% [markdown]
-# All four heads of the last cross-attention do one job: they look at the word to be written. At least one head of *decoder 1 self* looks at the start of the half, from which the decoder can tell whether *tausend* is still to come. The first cross-attention does the last one's job by halves. No encoder head follows a rule of ours in six looks of ten: by this list, they fit none. That does not mean that they do nothing.
+# Eight or nine of 24, in the run shown. All four heads of the last cross-attention do one job: they look mostly at the word of the piece being written. At least one head of *decoder 1 self* looks at the start of the half, from which the decoder could tell whether *tausend* is still to come. 
 #
-# A caution: in `sixes` place and kind are one. *Place 4* and *the unit of the thousands* cannot be told apart here.
+# No encoder head follows a rule of ours in six looks of ten: by this list they fit none. That does not mean that they do nothing.
+#
+# In `sixes` place and kind are one, though: *place 4* and *the unit of the thousands* cannot be told apart.
 
 # %% [markdown]
 # ## Removing a head
 #
-# Looking at the right word is one thing; being needed another. A head hands over `d_v` numbers, which the matrix `output` mixes with those of the others. A hook, before that matrix, sets them to 0, and the head is gone:
+# A head hands over `d_v` numbers, which the matrix `output` mixes with those of the others. A hook, before that matrix, sets them to 0, and the head is gone:
 
 # %%
 @contextmanager
 def without_heads(model, heads, instead=None):
+    # instead: layer -> (H, d_v), what to put there; None: zeros
     gone = defaultdict(list)  # layer -> its heads to remove
     for layer, head in heads:
         gone[layer].append(head)
@@ -435,13 +445,13 @@ whole = exact(model, *test)
 single = {head: cost([head]) for head in HEADS}
 print("cost more than 20 of 100 numbers:",
       sum(c > 0.2 for c in single.values()), "of 24 heads")
-print("cost fewer than 2 of 100:",
-      sum(c < 0.02 for c in single.values()) >= 20, "for at least 20")
+print("at least 20 heads cost fewer than 2 of 100:",
+      sum(c < 0.02 for c in single.values()) >= 20)
 assert max(single.values()) < 0.2
 assert sum(c < 0.02 for c in single.values()) >= 20
 
 # %% [markdown]
-# No head is needed much, whatever it looks at. (The most expensive cost between one and eleven numbers of a hundred in our runs with three seeds; most cost none.) Then **guess again:** take away all four heads of a layer at once. What do the six layers cost?
+# Fewer, in the run shown: about five of 500, and most heads cost none. (With two other seeds the dearest cost up to eleven in a hundred.) No head is needed much, whatever it looks at. **Guess again:** take away all four heads of a layer at once. What do the six layers cost?
 
 # %% tags=["hide-input"]
 together = {layer: cost([(layer, head) for head in range(4)])
@@ -453,17 +463,17 @@ heatmap(table.clamp(min=0), list(together),
         [*(f"head {i}" for i in range(1, 5)), "all four"], ax=ax)
 ax.axvline(4, color="black", linewidth=1.5)
 ax.tick_params(axis="x", rotation=0)
-ax.set(xlabel="removed", ylabel="", aspect="auto",
-       title="Share of numbers lost: one head, and all four of a layer")
+ax.set(xlabel="removed (share of numbers lost)", ylabel="", aspect="auto",
+       title="Single heads are cheap, a whole cross-attention is not")
 assert together["decoder 2 cross"] > 0.8
-assert together["encoder 2 self"] < 0.1
+assert together["decoder 1 cross"] > 0.3 > 0.1 > together["encoder 2 self"]
 assert max(single["decoder 2 cross", head] for head in range(4)) < 0.1
 show("A table of six layers. Single heads cost next to nothing. All four "
-     "heads of decoder 2 cross together cost nearly all numbers; all four "
-     "of an encoder layer cost few.")
+     "heads of decoder 2 cross together cost nearly all numbers, those of "
+     "decoder 1 cross many; those of an encoder layer few.")
 
 # %% [markdown]
-# The four heads of *decoder 2 cross* cost next to nothing each, and nearly everything together: four clerks with one job. Each can be spared *because* the others do its work. So the cost of a single head says how replaceable it is, not what it does.
+# The four heads of *decoder 2 cross* cost next to nothing each, and nearly everything together: four clerks with one job. Each can be spared as long as others are there. The first cross-attention does the same, though its heads look less alike. The cost of a single head says how replaceable it is, not what it does.
 #
 # And the encoder? Its attention can be removed whole:
 
@@ -477,7 +487,7 @@ for text, heads in (("encoder without attention", encoder),
 assert cost(encoder) < 0.15 and cost(own) > 0.3
 
 # %% [markdown]
-# Number words translate nearly one by one: *-four* needs no neighbour to become *vier*, and its position says where it stands. The encoder's eight heads are worth a few numbers in a hundred. This is a fact about our small language, not about encoders.
+# Number words translate nearly one by one: *-four* needs no neighbour to become *vier*, and its position says where it stands. The encoder's eight heads are worth a few numbers in a hundred. Take the decoder's self-attention as well, and more than three numbers in ten are lost. 
 #
 # ### Zero, or the mean?
 #
@@ -507,22 +517,9 @@ print("decoder 2 cross as its mean, over 80 % lost:",
 assert max(map(abs, differ.values())) < 0.05 and cost(last, means) > 0.8
 
 # %% [markdown]
-# Here the two agree for single heads and for the layer that matters. Where they do not, both are to be reported.
-#
-# ### Does the cost go with the role, or with sharpness?
-
-# %%
-sharp = [head for head in HEADS if after[head[0]][0][head[1]] < 2]
-for text, some in (("hold a role in over 60 %", held),
-                   ("look at fewer than 2 keys", sharp)):
-    cheap = sum(single[head] < 0.02 for head in some)
-    print(f"heads that {text}: three in four cost under 2 in 100:",
-          cheap >= 0.75 * len(some))
-    assert cheap >= 0.75 * len(some) and len(some) >= 4
+# Here the two agree for single heads and for the last cross-attention. Where they do not, both are to be reported.
 
 # %% [markdown]
-# With neither, mostly. Three quarters or more of the heads with a clear role, and of those that look at one or two keys, can go one at a time for less than two numbers in a hundred.
-#
 # ### How many can go together?
 #
 # Two ways to remove many: in the order of their *single* costs; or step by step, each time the head that costs least *now*, with the others gone. We choose on 50 watched numbers, by the log probability of the right pieces, and report on the unseen ones. **Guess first:** how many of the 24 can go before one number in ten is lost, in each way?
@@ -541,7 +538,7 @@ while len(gone) < 24:
 curves = {"by single cost": order, "cheapest now": gone}
 curves = {name: [1 - cost(heads[:k]) / whole for k in range(25)]
           for name, heads in curves.items()}
-can_go = {name: sum(share > 0.9 for share in curve) - 1
+can_go = {name: next(k for k, share in enumerate(curve) if share <= 0.9) - 1
           for name, curve in curves.items()}
 print("cheapest now: 10 or more can go:", can_go["cheapest now"] >= 10)
 print("fewer by single cost:",
@@ -572,7 +569,7 @@ for (y, x), turn in zip(torch.cartesian_prod(torch.arange(6),
               color="white" if turn > 14 else "black")
 grid.set(xlabel="head", ylabel="", aspect="auto")
 grid.set_title("When each goes\n(cheapest now)", fontsize=10)
-figure.suptitle("Half of the heads can go together, if well chosen", x=0.01,
+figure.suptitle("Ten heads or more can go together, if well chosen", x=0.01,
                 ha="left", fontsize=12, fontweight="bold")
 show("Left: numbers still right against heads removed. Chosen step by step, "
      "ten heads or more go before a tenth of the numbers is lost; chosen by "
@@ -580,9 +577,9 @@ show("Left: numbers still right against heads removed. Chosen step by step, "
      "to go are mostly heads of the decoder's cross-attention.")
 
 # %% [markdown]
-# Step by step, ten or more can go together, about half of all. By single cost the fall comes earlier, since two clerks with one job are both cheap as long as the other is there. The last to go is a head that reads the source.
+# Step by step ten or more can go together (16 in the run shown); by single cost fewer (5), since two clerks with one job are both cheap as long as the other is there. That curve even rises again: taking more away mends a little of what broke. The last to go is a head that reads the source.
 #
-# Michel et al. (2019) found the same in large translators: most heads can be removed alone from a trained model without a noticeable loss. Voita et al. (2019) could remove most together, training the rest further; what stayed longest had a role that one can name.
+# Michel et al. (2019) removed heads from large trained translators: most can go alone without a noticeable loss; together, a smaller part; and the attention across to the source needs its heads most. Voita et al. (2019) could remove most together, training the rest further; what stayed longest had a role that one can name.
 
 # %% [markdown]
 # ## Attention is not an explanation
@@ -614,7 +611,7 @@ assert matters[:, is_own].double().mean() > 0.99
 assert matters[:, ~is_own].double().mean() < 0.005
 
 # %% [markdown]
-# As clear as can be: each piece depends on its own word, and on no other digit. *Hundred*, *and*, *thousand,* and `<eos>` have no other word of their kind. Those we **hide**: the decoder may not look there in either layer, as if the place were padding.
+# Each piece depends on its own word, and on no other digit. `hundred`, `and`, `thousand,` and `<eos>` have no other word of their kind. Those we **hide**: the decoder may not look there in either layer, as if the place were padding.
 
 # %%
 @torch.inference_mode()
@@ -631,25 +628,28 @@ for place in OTHERS:
 many = matters.sum(dim=-1).double().mean().item()
 print("words that a piece depends on: from 1 to 1.5 in the mean:",
       1 <= many + 0.01 <= 1.5)
+all_six = written_without(OTHERS).argmax(dim=-1) != tgt[:, 1:]
+print("all six hidden at once, over a third of pieces change:",
+      bool(all_six[:, :6].double().mean() > 1 / 3))
 assert 0.99 < many < 1.5
 
 # %% [markdown]
-# So we know on which words each piece depends, and can ask the maps. A **strong look** is a weight above one half; it is **idle** if nothing depends on the word looked at. **Guess first:** of the strong looks in the first and the second cross-attention, how many are idle?
+# So we know on which words each piece depends (one at a time: of two that can replace one another neither would show), and can ask the maps. A **strong look** is a weight above one half; it is **idle** if nothing depends on the word looked at. **Guess first:** of the strong looks in the first and the second cross-attention, how many are idle?
 
 # %% tags=["nbval-ignore-output"]
 maps, idle = record(model, number_rows), {}
 for layer in ("decoder 1 cross", "decoder 2 cross"):
     strong = maps[layer][0][:, :, :6] > 0.5  # (B, H, 6, 12)
     needed = strong & matters.unsqueeze(1)
-    own = (strong & is_own).sum() / strong.sum()
+    to_own = (strong & is_own).sum() / strong.sum()
     idle[layer] = 1 - needed.sum() / strong.sum()
-    print(f"{layer}: own word {own:.0%}, others that matter "
-          f"{1 - idle[layer] - own:.0%}, idle {idle[layer]:.0%}")
+    print(f"{layer}: own word {to_own:.0%}, others that matter "
+          f"{1 - idle[layer] - to_own:.0%}, idle {idle[layer]:.0%}")
 assert idle["decoder 1 cross"] > 0.1
-assert idle["decoder 2 cross"] < idle["decoder 1 cross"]
+assert idle["decoder 2 cross"] < min(0.2, idle["decoder 1 cross"])
 
 # %% [markdown]
-# In the second layer looks and the truth agree in nine of ten. In the first, in the run shown, more than a third of the strong looks are idle. Here is one number whole: the mean maps of both layers, beside what each word does to each piece.
+# In the run shown more than nine in ten of the second layer's strong looks go to a word that matters; in the first more than a third are idle. Here is the number with the heaviest idle weight of all 300, whole: the mean maps of both layers, beside what each word does to each piece.
 
 # %% tags=["hide-input"]
 idle_most = (maps["decoder 1 cross"][0][:, :, :6].mean(dim=1)
@@ -670,7 +670,7 @@ figure, axes = plt.subplots(1, 3, figsize=(8, 3.2), sharey=True)
 panels = (("weights, decoder 1", maps["decoder 1 cross"][0][here, :, :6]
            .mean(dim=0)),
           ("weights, decoder 2", maps["decoder 2 cross"][0][here, :, :6]
-           .mean(dim=0)), ("what it depends on", lost))
+           .mean(dim=0)), ("probability lost", lost))
 for ax, (title, values) in zip(axes, panels):
     heatmap(values.clamp(min=0), written, keys, ax=ax, annotate=False)
     ax.set(xlabel="source word", ylabel="", aspect="auto")
@@ -678,7 +678,7 @@ for ax, (title, values) in zip(axes, panels):
     ax.tick_params(axis="x", rotation=90, labelsize=9)
     ax.tick_params(axis="y", labelsize=9)
 axes[0].set_ylabel("piece written")
-figure.suptitle("Layer 1 looks at words on which nothing depends", x=0.01,
+figure.suptitle("Layer 1 looks most at a word that is hardly needed", x=0.01,
                 ha="left", fontsize=12, fontweight="bold")
 show("Three maps for one number, rows are the pieces written, columns the "
      "source words. The weights of the first cross-attention are spread over "
@@ -686,7 +686,7 @@ show("Three maps for one number, rows are the pieces written, columns the "
      "word is exchanged or hidden, are dark at the own word.")
 
 # %% [markdown]
-# In the run shown, the row of the second hundreds is darkest at *thousand,* in the first layer. Hide *thousand,* and the piece is written as before; exchange the digit, and it is not. The picture on the left would have been told as a reason; the one on the right is a reason, measured.
+# In the run shown, the row of the second hundreds is darkest at `thousand,` in the first layer. Hide `thousand,` and the piece is written as before, a little less surely; exchange the digit, and it is not. The picture on the left would have been told as a reason; the one on the right is a reason, measured.
 #
 # A weight says which *position* is read; what stands there has passed through the encoder, and a later layer may ignore what an earlier one fetched.
 #
@@ -719,13 +719,15 @@ print("all four of decoder 2 cross: the same for over half:",
 assert alone >= 20 and same_words(last) < 0.5
 
 # %% [markdown]
-# For nearly every head alone, sharp or not, the weights can be swapped for uniform ones, and the numbers come out as before. Where a map is *needed* shows only when all four of the last layer lose theirs.
+# Nearly every head alone can look evenly, sharp or not, and the numbers come out as before: no wonder, since it could be removed. All four of *decoder 2 cross* together cannot: there the weights are needed.
 #
-# There is a dispute on this. Jain and Wallace (2019) found, in recurrent text classifiers, that weights go only weakly with other measures of importance, and that very different weights often give the same answer: *attention is not explanation*. Wiegreffe and Pinter (2019) answer that weights put in by hand are not weights that a model would learn, that such claims need controls, and that it depends on what one calls an explanation.
+# There is a dispute on this. Jain and Wallace (2019) found, in recurrent text classifiers, that weights go only weakly with other measures of importance, and that very different weights often give the same answer: *attention is not explanation*.
+#
+# Wiegreffe and Pinter (2019) answer that weights put in by hand are not weights that a model would learn, that such claims need controls, and that it depends on what one calls an explanation.
 #
 # ### Weights on nothing
 #
-# A known trap (Kobayashi et al. 2020): a head with much weight on a full stop or `<eos>` may fetch nothing there, because that value is nearly 0. Weight times the length of what the value becomes in the output is the better measure. Do the two differ here?
+# A known trap (Kobayashi et al. 2020): a head with much weight on `<eos>` may fetch nothing there, because that value is nearly 0. Weight times the length of what the value becomes in the output is the better measure.
 
 # %%
 @torch.inference_mode()
@@ -751,20 +753,19 @@ def end_share(model, batches):  # cross -> share of weight, of w x length
 
 ends = end_share(model, number_rows)
 apart = max((share[0] - share[1]).abs().max() for share in ends.values())
-print(f"weight on <eos>, with and without length, differ by less than 0.1: "
-      f"{apart < 0.1}")
+print("share of <eos>, with and without length, differ by less than 0.1:",
+      bool(apart < 0.1))
 assert apart < 0.1
 
 # %% [markdown]
-# In the numbers model they do not: its values at `<eos>` are about as long as others.
+# In the numbers model the two shares differ by less than a tenth of all weight.
 
 # %% [markdown]
 # ## Were the scores of variance 1?
 #
-# Chapter 02 divided by $\sqrt{d_k}$ because queries and keys whose components are independent, with mean 0 and variance 1, have dot products of variance $d_k$. It said: after training this need not hold. Now we can measure. For each layer: the mean of the components (its typical size), their variance in q and in k, how strongly they correlate (mean $|r|$ of all pairs of
-# different ones), and the standard deviation of the scores $q \cdot k / \sqrt{d_k}$.
+# Chapter 02 divided by $\sqrt{d_k}$ because queries and keys of independent components, with mean 0 and variance 1, have dot products of variance $d_k$. After training this need not hold. We measure, for each layer, the mean of the components (its typical size), their variance in q and in k, how strongly they correlate (mean $|r|$ of all pairs), and the standard deviation of the scores $q \cdot k / \sqrt{d_k}$.
 #
-# Next to it, `assumed`: what independent components of these mean squares would give; and what **strangers** give: a q and a k drawn from anywhere in the data, hardly ever of one number. **Guess first:** does training keep the scores near 1, and if not, what breaks: the variances, the independence of q from k, or that of their components?
+# Next to it what **strangers** give, a q and a k drawn from anywhere in the data, hardly ever of one number; **shuffled**, strangers with the components of k in another order, which keeps all but the match of their directions; and `assumed`, what independent components of mean 0 with these mean squares would give. **Guess first:** does training keep the scores near 1, and if not, what breaks: the variances, the independence of q from k, or that of their components?
 
 # %%
 def queries_and_keys(model, batches):  # layer -> [(q, k), ...]
@@ -803,6 +804,8 @@ def score_facts(model, batches):
         some = [torch.randint(x.shape[1], (5000,), generator=draw)
                 for x in (q, k)]
         strangers = (q[:, some[0]] * k[:, some[1]]).sum(-1) / d_k**0.5
+        mixed = k[..., torch.randperm(d_k, generator=draw)]
+        mixed = (q[:, some[0]] * mixed[:, some[1]]).sum(-1) / d_k**0.5
         squares = q.square().mean(dim=1), k.square().mean(dim=1)  # (H, d_k)
         means = torch.cat([q.mean(dim=1), k.mean(dim=1)])
         facts[layer] = {
@@ -812,11 +815,12 @@ def score_facts(model, batches):
             "|r|": (correlation(q) + correlation(k)) / 2,
             "scores": torch.cat([s.flatten() for s in scores]).std().item(),
             "strangers": strangers.std().item(),
+            "shuffled": mixed.std().item(),
             "assumed": (squares[0] * squares[1]).mean().sqrt().item()}
     return facts
 
 # %% tags=["nbval-ignore-output"]
-def table(facts):
+def print_table(facts):
     print(" " * 15, *(f"{c:>9s}" for c in next(iter(facts.values()))))
     for layer, row in facts.items():
         print(f"{layer:15s}", *(f"{v:9.2f}" for v in row.values()))
@@ -825,11 +829,12 @@ facts = {"untrained": score_facts(untrained, number_rows),
          "trained": score_facts(model, number_rows)}
 for name, found_facts in facts.items():
     print(name)
-    table(found_facts)
+    print_table(found_facts)
 new, old = facts["trained"].values(), facts["untrained"].values()
 assert all(0.4 < f["scores"] / f["assumed"] < 1.35 for f in old)
 assert all(f["scores"] > 1.3 * f["assumed"] for f in new)
 assert all(abs(f["strangers"] / f["scores"] - 1) < 0.3 for f in new)
+assert all(f["shuffled"] < 0.85 * f["strangers"] for f in new)
 assert all(0.3 < f[v] < 4 for f in new for v in ("var q", "var k"))
 
 # %% tags=["hide-input"]
@@ -849,6 +854,10 @@ def draw_scores(facts, title):
         ax.axvline(1, color=COLORS["neutral"], linestyle=":", linewidth=1)
         ax.set_yticks(y, list(rows))
         ax.set(title=name, xlabel="standard deviation of scores")
+        if max(f["scores"] for f in facts["trained"].values()) > 10:
+            ax.set(xscale="log", xlim=(0.4, 50), xticks=[1, 3, 10, 30],
+                   xticklabels=[1, 3, 10, 30])
+            ax.minorticks_off()
     axes[0].invert_yaxis()
     figure.legend(*axes[0].get_legend_handles_labels(), fontsize=9,
                   loc="outside lower center", ncols=3)
@@ -862,45 +871,28 @@ show("Two panels of bars over six layers: the standard deviation of scores. "
      "and keys of different numbers.")
 
 # %% [markdown]
-# Before training the scores spread about as the assumption says, near 1, though not one of its parts holds exactly: means are not 0, components correlate, and deeper layers have variances well below 1. What q's components do has nothing to do with what k's do, and so it cancels.
+# Before training the scores spread about as the assumption says, near 1 (0.85 to 1.6), though none of its parts holds: means are not 0, components correlate, and deeper layers have variances well below 1. But q's components and k's have nothing to do with one another, and so it cancels.
 #
-# After training the *variances* are still within a factor of four of 1. What broke is not the independence of q from k as such: strangers have scores nearly as large. It is that of the components. Those of q vary together, and those of k vary together *in the same way*: training turned them towards one another. The scores grow beyond what variances allow, and softmax gets
-# sharper. The root keeps the start mild; it does not bind the end.
+# After training the *variances* of this model are still within a factor of four of 1. What broke is not the independence of q from k as such: strangers have scores nearly as large. It is that of the components. Those of q vary together, and those of k vary together *in the same way* (put k's components in another order, and most of the excess is gone): training turned them towards one another. So scores grow beyond what variances allow, and softmax gets sharper. The root keeps the start mild; it does not bind the end.
 
 # %% [markdown]
 # ## The same questions to a translator of sentences
 #
-# Number words have one grammar and no surprises. The model of chapter 14 has four layers in each stack and learnt from 29,000 real captions. Its averaged weights are stored in half precision, with the byte-pair merges and a line on where they come from.
-
-# %%
-# STAND-IN (chapter 14 exports `fetch`; drop this cell then)
-def fetch(address, path, sha256):
-    path = Path(path)
-    try:
-        data = path.read_bytes() if path.exists() else urlopen(
-            address, timeout=30).read()
-    except OSError as error:
-        raise OSError(f"cannot get {path.name} ({error}): try again later, "
-                      f"or set ATTENTION_WEIGHTS to a folder "
-                      f"with it") from None
-    if sha256 != "any" and hashlib.sha256(data).hexdigest() != sha256:
-        raise OSError(f"{path.name} has a wrong SHA-256 sum: delete it")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return path
+# The model of chapter 14 has four layers in each stack and learnt from 29,000 real captions. Its averaged weights are stored in half precision, with the byte-pair merges and a line on where they come from.
 
 # %% [markdown]
 # A file of weights is a pickle, and a pickle can run code when it is opened. `weights_only=True` opens tensors, numbers and texts, and nothing else (chapter 09).
 
 # %%
-WEIGHTS_SUM = "any"
-ADDRESS = ("https://raw.githubusercontent.com/OWNER/attention-cell-by-cell/"
-           "main/book/weights/translator.pt")
+BOOK = (
+  "https://raw.githubusercontent.com/OWNER/attention-cell-by-cell/main/book/")
+WEIGHTS_SUM = (
+    "0000000000000000000000000000000000000000000000000000000000000000")
 folder = os.environ.get("ATTENTION_WEIGHTS") or "weights"
 try:
-    saved = torch.load(fetch(ADDRESS, Path(folder, "translator.pt"),
-                             WEIGHTS_SUM), weights_only=True)
+    path = fetch(BOOK + "weights/translator.pt",
+                 Path(folder, "translator.pt"), WEIGHTS_SUM)
+    saved = torch.load(path, weights_only=True)
     config = TransformerConfig(**saved["config"])
     torch.manual_seed(1)
     translator, fresh = (Transformer(config).eval() for _ in range(2))
@@ -942,9 +934,10 @@ assert len(set(captions)) == 40
 if translator:
     sentence_rows = []
     for caption in captions:
-        src = torch.tensor([bpe.encode(caption) + [config.eos]])
-        out = greedy_decode(translator, src)
-        sentence_rows.append((src, torch.cat([src[:, :1] * 0 + 1, out], 1)))
+        ids = torch.tensor([bpe.encode(caption) + [config.eos]])
+        out = greedy_decode(translator, ids)
+        begin = torch.full((1, 1), config.bos)
+        sentence_rows.append((ids, torch.cat([begin, out], dim=1)))
     assert all(out[0, 0] == 1 for _, out in sentence_rows)
     for caption, (_, out) in list(zip(captions, sentence_rows))[:8]:
         print(f"{caption:32s}{bpe.decode(i for i in out[0] if i > 2)}")
@@ -970,29 +963,35 @@ if translator:
 # %% [markdown]
 # In the last two: *decoder 3 cross* and *decoder 4 cross* have dark cells at the word translated, while *decoder 1 cross* spreads its looks and would be our first to go.
 #
-# Three sentences are examples again. So, over all forty: how sharp, and what is needed? For removal we count the captions that would be translated otherwise than by the whole model. **Guess first:** a model of 48 heads; how many of 40 translations does a head change, in the mean?
+# Over all forty: how sharp, and what is needed? For removal we count the captions that would be translated otherwise than by the whole model, and how much log probability, in nats, a caption's translation loses. **Guess first:** a model of 48 heads; how many of 40 translations does a head change, in the mean?
 
 # %% tags=["hide-input"]
 if translator:
-    before = sharpness(fresh, sentence_rows)
+    before_s = sharpness(fresh, sentence_rows)
     after_s = sharpness(translator, sentence_rows)
-    assert (after_s["decoder 1 cross"][0].mean()
-            > after_s["decoder 4 cross"][0].mean())
-    draw_sharpness(before, after_s, "Sentences: cross-attention is sharper "
+    keys = {layer: after_s[layer][0].mean() for layer in after_s}
+    assert keys["decoder 1 cross"] > keys["decoder 4 cross"]
+    assert keys["encoder 1 self"] < keys["decoder 1 cross"]
+    draw_sharpness(before_s, after_s, "Sentences: cross-attention is sharper "
                    "in later layers")
     show("For each of twelve attention layers of the sentence model, how "
          "many keys its four heads look at effectively, before and after "
-         "training, with the number of keys allowed as a grey bar.")
+         "training, with the number of keys allowed as a grey bar. After it "
+         "cross-attention is sharper in layer 4 than in layer 1; encoder "
+         "layer 1 is among the sharpest.")
+
+# %% [markdown]
+# Cross-attention sharpens from layer to layer. And the encoder, broad in the numbers model, has some of the sharpest heads here.
 
 # %% tags=["nbval-ignore-output"]
 if translator:
-    src = nn.utils.rnn.pad_sequence([s[0] for s, _ in sentence_rows], True)
-    tgt = nn.utils.rnn.pad_sequence([t[0] for _, t in sentence_rows], True)
-    assert exact(translator, src, tgt) > 0.95  # its own words
+    both = [nn.utils.rnn.pad_sequence([row[side][0] for row in sentence_rows],
+                                      batch_first=True) for side in (0, 1)]
+    assert exact(translator, *both) > 0.95  # its own words
 
     def changes(heads):
         with without_heads(translator, heads):
-            right, chances = judge(translator, src, tgt)
+            right, chances = judge(translator, *both)
         return (~right.all(dim=1)).sum().item(), chances.sum().item() / 40
 
     likely, table_s = changes([])[1], {}
@@ -1004,15 +1003,23 @@ if translator:
         print(f"{layer:16s}", *(f"{n:4d}" for n in ones), f"{every:8d}",
               f"{likely - chances:10.1f}")
         table_s[layer] = ones, every, likely - chances
+    encoders = [(layer, head) for layer in table_s if "encoder" in layer
+                for head in range(4)]
+    without = changes(encoders)[0]
+    print(f"encoder without attention: {without} of 40")
     dearest = max(table_s, key=lambda layer: table_s[layer][2])
+    cheapest = min(table_s, key=lambda layer: table_s[layer][1])
     mean = sum(sum(ones) for ones, _, _ in table_s.values()) / 48
-    print(f"most expensive: {dearest}; one head changes {mean:.0f} of 40 "
-          "in the mean")
+    print(f"cheapest: {cheapest}; most expensive: {dearest}; one head "
+          f"changes {mean:.0f} of 40 in the mean")
+    assert cheapest != "decoder 1 cross" and without > 20
     assert dearest == "decoder 4 cross" and table_s[dearest][1] > 20
     assert table_s[dearest][1] > 1.5 * max(table_s[dearest][0]) and mean > 1
 
 # %% [markdown]
-# As in the numbers model the last cross-attention is the most expensive: without it more than half of the translations change, many more than without any one of its heads. But a single head is no longer free: the last line says how many translations it changes in the mean. (We count changes, not faults; an unsure model changes its mind easily.)
+# As in the numbers model the last cross-attention is the most expensive: without it more than half of the translations change, many more than without any one of its heads. But a single head is no longer free: the last line says how many translations it changes in the mean. 
+#
+# And *decoder 1 cross*, our first to go, is not the cheapest: broad is not idle. The encoder's attention, which the numbers hardly missed, is needed here: without it most translations change.
 #
 # And the two measurements from above, on this model: `<eos>`, with and without the lengths of values, and the spread of the scores.
 
@@ -1022,11 +1029,17 @@ if translator:
         print(f"{layer}: share of <eos>, heads 1 to 4: weight",
               *(f"{s:.2f}" for s in share[0].tolist()), "  times length",
               *(f"{s:.2f}" for s in share[1].tolist()))
-        assert (share[0] - share[1]).abs().max() < 0.15
+    less = torch.stack([share[1] < share[0] for share in
+                        end_share(translator, sentence_rows).values()])
+    assert less.double().mean() > 0.6
     facts_s = {"untrained": score_facts(fresh, sentence_rows),
                "trained": score_facts(translator, sentence_rows)}
     assert all(f["scores"] > 1.1 * f["assumed"]
                for f in facts_s["trained"].values())
+    spread = [f[v] for f in facts_s["trained"].values()
+              for v in ("var q", "var k")]
+    print(f"trained, variances of q and k: from {min(spread):.2f} "
+          f"to {max(spread):.1f}")
     draw_scores(facts_s, "Sentences: larger than independence predicts, too")
     show("Two panels of bars over the twelve layers of the sentence model: "
          "the standard deviation of scores, before and after training, with "
@@ -1034,14 +1047,14 @@ if translator:
          "different sentences.")
 
 # %% [markdown]
-# Counted with lengths, `<eos>` has less in most heads than its weight says: a mild form of the trap. The scores show the same picture as for numbers: untrained, the scores spread as independence predicts; trained, more than that in every layer, and among strangers, too.
+# Counted with lengths, `<eos>` has less in most heads than its weight says, in some about half: the trap, in part. The scores, trained, spread more than independence predicts in every layer, and among strangers, too. But here the variances moved as well (last line): in self-attention some grew, in cross-attention q grew and k shrank, which can cancel (question 2 below).
 
 # %% [markdown]
 # ## What you built
 #
 # - `effective`: sharpness as a number of keys. A search for roles that is found on one half and counted on the other, next to an untrained model.
 # - `without_heads`, with zero or mean, and `looking_evenly`. Heads with one job hide each other: free alone, expensive together.
-# - A test of explanations: exchange the word. And an answer to chapter 02: variances survive training roughly, independence of components does not.
+# - A test of explanations: exchange the word. And an answer to chapter 02: after training scores spread more than variances explain, because q and k vary in the same directions; in the sentence model the variances moved, too.
 #
 # ## Check yourself
 #
@@ -1053,19 +1066,11 @@ if translator:
 #
 # </details>
 #
-# **2.** Removing either of two heads changes nothing. What does that say about removing both?
+# **2.** All keys of a layer are made twice as long, all its queries half as long. What changes in the scores, and what in the table above?
 #
 # <details><summary>Answer</summary>
 #
-# Nothing. They may both be useless, or do the same job, as the heads of *decoder 2 cross* do. Single costs do not add.
-#
-# </details>
-#
-# **3.** All keys of a head are made twice as long, all its queries half as long. What changes in the scores, and what in the table above?
-#
-# <details><summary>Answer</summary>
-#
-# The scores stay. In the table the variance of k is four times as large, that of q a quarter; the columns from $|r|$ on stay. Variances of q and k alone say little.
+# The scores stay. In the table the variance of k is four times as large, that of q a quarter, and the mean changes, too; the columns from $|r|$ on stay. Variances of q and k alone say little.
 #
 # </details>
 
@@ -1077,14 +1082,14 @@ matrix[:128] /= 2
 matrix[128:256] *= 2
 a, b = (score_facts(m, number_rows)["decoder 2 cross"]
         for m in (model, twice))
-print("3. var k:", f"{b['var k'] / a['var k']:.2f} times", "  scores:",
+print("2. var k:", f"{b['var k'] / a['var k']:.2f} times", "  scores:",
       f"{b['scores'] / a['scores']:.2f} times")
 assert abs(b["scores"] / a["scores"] - 1) < 1e-3
 
 # %% [markdown]
 # ## Where to read on
 #
-# - Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?*, NeurIPS 2019, [arXiv 1905.10650](https://arxiv.org/abs/1905.10650): heads removed one by one and greedily.
+# - Michel, Levy, Neubig, *Are Sixteen Heads Really Better than One?*, NeurIPS 2019, [arXiv 1905.10650](https://arxiv.org/abs/1905.10650): heads removed alone, and together by an estimate of their importance.
 # - Voita, Talbot, Moiseev, Sennrich, Titov, *Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned*, ACL 2019, [arXiv 1905.09418](https://arxiv.org/abs/1905.09418): roles, and pruning with training.
 # - Clark, Khandelwal, Levy, Manning, *What Does BERT Look At?*, BlackboxNLP 2019, [arXiv 1906.04341](https://arxiv.org/abs/1906.04341): roles counted against annotated sentences; weight on separators.
 # - Jain, Wallace, *Attention is not Explanation*, NAACL 2019, [arXiv 1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe, Pinter, *Attention is not not Explanation*, EMNLP 2019, [arXiv 1908.04626](https://arxiv.org/abs/1908.04626): the dispute.

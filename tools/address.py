@@ -9,6 +9,7 @@ import yaml
 from tools.notebooks import ROOT, ToolError, chapters, command, read, write, write_text
 
 TEXTS = ("README.md", "CITATION.cff")
+RAW = re.compile(r"(https://raw\.githubusercontent\.com)/[^/\s]+/[^/\s]+/(?=main/book/)")  # where chapters fetch files of ours
 
 
 def addresses(root: Path = ROOT) -> tuple[str, str]:
@@ -25,7 +26,7 @@ def rewrite(text: str, repository: str, site: str) -> str:
     owner_and_name = "/".join(repository.split("/")[-2:])
     text = re.sub(r"https://[^\s)>\"']+?/(?=(?:index|book/\d\d_\w+)\.html)", site + "/", text)
     text = re.sub(r"(https://colab\.research\.google\.com/github)/[^/\s]+/[^/\s]+/", rf"\1/{owner_and_name}/", text)
-    text = re.sub(r"(https://raw\.githubusercontent\.com)/[^/\s]+/[^/\s]+/(?=main/book/)", rf"\1/{owner_and_name}/", text)
+    text = RAW.sub(rf"\1/{owner_and_name}/", text)
     text = re.sub(r"(?<=git clone )https://\S+?\.git", repository + ".git", text)
     text = re.sub(r"(?m)^(repository-code: ).*$", rf"\g<1>{repository}", text)
     return re.sub(r"(?m)^(url: ).*$", rf"\g<1>{site}/", text)

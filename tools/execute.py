@@ -19,14 +19,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from tools.address import RAW
 from tools.notebooks import BOOK, ROOT, WIDGET_STATE, WIDGET_VIEW, ToolError, chapters, command, is_generated, read, tags, write
 
 THREADS = 2
 FULL = "ATTENTION_FULL_RUN"  # set to 1, it makes full-run cells take their full size
 DATA = "ATTENTION_DATA"  # names the folder of chapter 14's sentences
 WEIGHTS = "ATTENTION_WEIGHTS"  # names the folder of what chapter 14 learnt
-
-OWN = re.compile(r"https://raw\.githubusercontent\.com/[^/\s]+/[^/\s]+/(?=main/book/)")  # address.py changes it
 
 
 def data_folder() -> str:
@@ -45,6 +44,11 @@ def environment(full: bool = False) -> dict[str, str]:
                       DATA: data_folder(), WEIGHTS: str(BOOK / "weights")}
 
 
+def hashed(cell: NotebookNode) -> bytes:
+    """A code cell as fingerprints see it: without the project's address, which a fork changes."""
+    return RAW.sub("", cell.source).encode() + b"\0"
+
+
 def fingerprints(notebook: NotebookNode) -> dict[str, str]:
     """For each code cell's id, a hash of all code up to and including it, wherever the project is published.
 
@@ -54,18 +58,17 @@ def fingerprints(notebook: NotebookNode) -> dict[str, str]:
     everything, own, result = hashlib.sha256(), hashlib.sha256(), {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            source = OWN.sub("", cell.source).encode() + b"\0"
-            everything.update(source)
+            everything.update(hashed(cell))
             if not is_generated(cell):
-                own.update(source)
+                own.update(hashed(cell))
             result[cell.id] = (own if "full-run" in tags(cell) else everything).hexdigest()[:16]
     return result
 
 
 def last_fingerprint(notebook: NotebookNode) -> str:
     """A hash of all code."""
-    sources = (OWN.sub("", cell.source).encode() + b"\0" for cell in notebook.cells if cell.cell_type == "code")
-    return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
+    code = b"".join(hashed(cell) for cell in notebook.cells if cell.cell_type == "code")
+    return hashlib.sha256(code).hexdigest()[:16]
 
 
 def widget_states(notebook: NotebookNode) -> dict[str, NotebookNode]:

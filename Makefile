@@ -4,7 +4,7 @@ PY = .venv/bin/python
 CHAPTERS ?=
 PORT ?= 8000
 
-.PHONY: help book test check serve execute weave bench gpu
+.PHONY: help book test check serve execute weave data bench gpu
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 book: .venv/book ## the site, in _build/html; sets up what it needs
@@ -19,9 +19,11 @@ execute: .venv/test ## run chapters and store their outputs (CHAPTERS="02 03" fo
 	@$(PY) -m tools.execute $(CHAPTERS)
 weave: .venv/test ## recap cells, figure cells, transformer.py and addresses
 	@$(PY) -m tools.weave && $(PY) -m tools.address
+data: .venv/test  ## what chapter 14 needs, checked by its sums, into data/multi30k
+	@$(PY) -m tools.data
 bench: .venv/test ## our layers against PyTorch's, as ratios in one run
 	@$(PY) -m tools.bench
-gpu: .venv/test   ## on a machine with a CUDA device: speed of base and of chapter 13, as JSON
+gpu: .venv/test   ## on a machine with a CUDA device: speed of base, chapters 13 and 14, as JSON
 	@$(PY) -m tools.gpu
 
 .venv/book: requirements-book.txt constraints.txt tools/environment.sh

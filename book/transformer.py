@@ -4,6 +4,8 @@ Generated from the chapters' exported cells by `make weave`; do not edit. Needs 
 MIT License.
 """
 
+import gzip
+import hashlib
 import itertools
 import math
 import operator
@@ -20,8 +22,10 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import heappop, heappush
+from http.client import HTTPException
 from pathlib import Path
 from typing import ClassVar
+from urllib.request import urlopen
 
 import torch
 import torch.nn.functional as F
@@ -1544,3 +1548,121 @@ def beam_search(model: Transformer, src: Tensor,
         raise ValueError("the model's logits must be finite, got others")
     used = (written != c.pad).any(dim=0).sum()
     return written[:, :used].clone(), best.clone()
+
+
+# From chapter 14, Translating sentences
+
+MULTI30K = ("https://raw.githubusercontent.com/multi30k/dataset/master/"
+            "data/task1/raw/")
+
+
+MULTI30K_SUMS = """
+train.en
+d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f
+train.de
+726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6
+val.en
+14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28
+val.de
+f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a
+test_2016_flickr.en
+611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9
+test_2016_flickr.de
+9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8
+test_2017_flickr.en
+76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074
+test_2017_flickr.de
+a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee
+test_2017_mscoco.en
+aab300bfb4427697987e02cd0aacd44bfe8aa50456231b6474c08038bbed2b58
+test_2017_mscoco.de
+799e4854c25d601cb6cb6be29eabe5667734c61ace2f495e03e429031a0bc338
+""".split()  # name, SHA-256 sum, name, ...
+
+
+def fetch(address: str, path: str | Path, sha256: str) -> Path:
+    """The file at path, downloaded from the address if it is not there.
+
+    sha256: its sum, as 64 hexadecimal digits. Raises OSError, saying what to
+    do, if the file cannot be had or is another; then nothing is stored.
+    """
+    path = Path(path)
+    here = path.exists()
+    try:
+        data = path.read_bytes() if here else urlopen(
+            address, timeout=30).read()
+    except (OSError, HTTPException, ValueError) as error:
+        raise OSError(f"cannot get {path.name} ({error}): try again later, "
+                      f"or put it into the folder {path.parent}") from None
+    if hashlib.sha256(data).hexdigest() != sha256:
+        what = "delete it" if here else "try again later"
+        raise OSError(f"{path.name} is not the file we know (wrong SHA-256 "
+                      f"sum): {what} and run again")
+    if not here:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_bytes(data)
+        path.with_suffix(".new").replace(path)  # never half a file
+    return path
+
+
+def multi30k(part: str, language: str,
+             folder: str | Path | None = None) -> list[str]:
+    """The sentences of a part of Multi30k (Elliott et al. 2016), in order.
+
+    part: "train", "val", "test_2016_flickr", "test_2017_flickr" or
+    "test_2017_mscoco". language: "en" or "de". folder: where the files are,
+    or are put; None: the one that ATTENTION_DATA names, or else
+    "data/multi30k". Licence of the data: CC BY-NC-SA 4.0.
+    Raises ValueError for another part or language, OSError as `fetch` does.
+    """
+    name, sums = f"{part}.{language}", dict(zip(MULTI30K_SUMS[::2],
+                                                MULTI30K_SUMS[1::2]))
+    if name not in sums:
+        raise ValueError(f"part and language must be one of {list(sums)}, "
+                         f"got {name!r}")
+    folder = folder or os.environ.get("ATTENTION_DATA") or "data/multi30k"
+    path = fetch(f"{MULTI30K}{name}.gz", Path(folder, f"{name}.gz"),
+                 sums[name])
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        return file.read().removesuffix("\n").split("\n")
+
+
+def translate(model: Transformer, bpe: BytePairEncoding,
+              sentences: Sequence[str],
+              decode: Callable[..., Tensor] = greedy_decode,
+              size: int = 100) -> list[str]:
+    """Sentences to sentences, in their order, `size` in a batch.
+
+    decode: model and src (B, S) -> tokens (B, L), as `greedy_decode`.
+    Raises ValueError for one sentence in place of several, size below 1.
+    """
+    if isinstance(sentences, str):
+        raise ValueError(f"sentences must be several, got one: "
+                         f"{sentences[:20]!r}")
+    check_sizes(size=size)
+    c, device = model.config, next(model.parameters()).device
+    ids = [bpe.encode(sentence) + [c.eos] for sentence in sentences]
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    said = {}
+    for start in range(0, len(order), size):
+        some = order[start:start + size]
+        src = nn.utils.rnn.pad_sequence(
+            [torch.tensor(ids[i]) for i in some], batch_first=True,
+            padding_value=c.pad).to(device)
+        for i, row in zip(some, decode(model, src).tolist()):
+            said[i] = bpe.decode(
+                t for t in row if t not in (c.pad, c.bos, c.eos))
+    return [said[i] for i in range(len(ids))]
+
+
+def average_weights(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several state_dicts of one model, in float32 (§6.1).
+
+    Raises ValueError for none, or for names that differ.
+    """
+    names = {frozenset(state) for state in states}
+    if len(names) != 1:
+        raise ValueError(f"states must be several with the same names, got "
+                         f"{len(states)} with {len(names)} sets of names")
+    return {name: torch.stack([state[name].float() for state in states])
+            .mean(dim=0) for name in states[0]}

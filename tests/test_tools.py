@@ -137,6 +137,28 @@ def test_the_measurement_on_a_gpu_runs_in_small_on_a_cpu_and_without_a_gpu_says_
         gpu.run(None)
 
 
+def test_the_measurement_of_sentences_says_where_data_are_missing(monkeypatch):
+    from tools import gpu
+    monkeypatch.setattr(gpu, "environment", lambda: {gpu.DATA: ""})
+    assert gpu.sentences() == {"missing": "data: run make data, or set ATTENTION_DATA"}
+
+
+def test_data_are_fetched_by_their_sums_and_a_fault_is_one_line(monkeypatch, tmp_path, capsys):
+    from book import transformer
+    from tools import data
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "val.de.gz").write_bytes(b"x")
+    monkeypatch.setattr(transformer, "MULTI30K", (tmp_path / "net").as_uri() + "/")
+    monkeypatch.setattr(transformer, "MULTI30K_SUMS", ["val.de", hashlib.sha256(b"x").hexdigest()])
+    monkeypatch.setattr(data, "ROOT", tmp_path)
+    data.run(None)
+    assert (tmp_path / "data" / "multi30k" / "val.de.gz").read_bytes() == b"x"
+    assert capsys.readouterr().out == "data/multi30k: complete\n"
+    transformer.MULTI30K_SUMS += ["val.en", "0" * 64]
+    with pytest.raises(ToolError, match="cannot get val.en.gz"):
+        data.run(None)
+
+
 def test_chapter_13_has_the_one_cell_that_the_measurement_looks_for():
     from tools.gpu import TRAINING
     chapter, = chapters(ROOT / "book", ["13"])

@@ -1,15 +1,17 @@
-"""Measure on a CUDA device what the book leaves open without one, and print it as JSON: speed of base, and chapter 13's training."""
+"""Measure on a CUDA device what the book leaves open without one, and print it as JSON: speed of base, chapters 13 and 14."""
 
 import argparse
 import json
 import os
 import tempfile
 import time
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tools.execute import DATA, environment
 from tools.notebooks import BOOK, ToolError, command, read
 
 SIZES = {"rows": 384, "length": 64, "square": 8192, "updates": 20}  # 25,000 tokens of source and target each, as in the paper (§5.1)
@@ -73,9 +75,15 @@ def base(config, device: torch.device, rows: int, length: int, square: int, upda
     return found
 
 
+def run_notebook(notebook) -> None:
+    """In an empty folder."""
+    from nbclient import NotebookClient
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
+
+
 def numbers() -> dict:
     """Chapter 13 up to its training, as it stands there: seconds of the updates, and exact match on 1,000 numbers never seen."""
-    from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell
     notebook = read(next(BOOK.glob("13_*.ipynb")))
     ends = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code" and TRAINING in cell.source]
@@ -83,9 +91,19 @@ def numbers() -> dict:
         raise ToolError(f"chapter 13 must hold one cell with {TRAINING!r}, got {len(ends)}")
     notebook.cells = notebook.cells[:ends[0] + 1] + [new_code_cell(
         "import json\nprint(json.dumps({'seconds': sum(history.seconds), 'exact match': exact(model, unseen)}))")]
-    with tempfile.TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
+    run_notebook(notebook)
     return json.loads(notebook.cells[-1].outputs[0].text)
+
+
+def sentences() -> dict:
+    """Chapter 14 whole, as it stands there: what it writes into results.json; or one line where its data are missing."""
+    data = environment()[DATA]
+    if not data:
+        return {"missing": f"data: run make data, or set {DATA}"}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {DATA: data, "ATTENTION_RUNS": folder}
+        run_notebook(read(next(BOOK.glob("14_*.ipynb"))))
+        return json.loads((Path(folder) / "multi30k" / "results.json").read_text())
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -96,7 +114,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(json.dumps({
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
         "base, bfloat16": base(TransformerConfig.base(37_000), torch.device("cuda"), **SIZES),
-        "numbers to 99 %": numbers()}, indent=1))
+        "numbers to 99 %": numbers(), "sentences": sentences()}, indent=1))
 
 
 if __name__ == "__main__":
